@@ -1,0 +1,92 @@
+"""K-asynchronous federated learning: FedHist and seven baselines, one simulator.
+
+Names are imported when first used, so that ``fedhist --help`` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Arrivals": "arrivals",
+    "Comparison": "history",
+    "Constant": "simulation.devices",
+    "Contrastive": "objectives",
+    "CrossEntropy": "objectives",
+    "DataError": "errors",
+    "DivergedError": "errors",
+    "DynSGD": "strategies",
+    "Explicit": "simulation.devices",
+    "Exponential": "simulation.devices",
+    "FedAvg": "strategies",
+    "FedHist": "strategies",
+    "FedHistError": "errors",
+    "History": "history",
+    "InvalidInput": "errors",
+    "LeNet": "models",
+    "LocalSGD": "training",
+    "LogNormal": "simulation.devices",
+    "Method": "methods",
+    "Pareto": "simulation.devices",
+    "Proximal": "objectives",
+    "REFL": "strategies",
+    "Record": "history",
+    "Schedule": "simulation.clock",
+    "SlowGroup": "simulation.devices",
+    "SplitNotice": "data",
+    "Strategy": "strategies",
+    "TWAFL": "strategies",
+    "Task": "data",
+    "Uniform": "simulation.devices",
+    "WKAFL": "strategies",
+    "compare": "simulation.engine",
+    "dirichlet": "data",
+    "exclusive": "data",
+    "iid": "data",
+    "load_task": "data",
+    "make_schedule": "simulation.clock",
+    "random_arrivals": "simulation.devices",
+    "shards": "data",
+    "simulate": "simulation.engine",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedhist' has no attribute {name!r}")
+    value = getattr(import_module(f"fedhist.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
+
+
+if TYPE_CHECKING:
+    from fedhist.arrivals import Arrivals
+    from fedhist.data import SplitNotice, Task, dirichlet, exclusive, iid, load_task, shards
+    from fedhist.errors import DataError, DivergedError, FedHistError, InvalidInput
+    from fedhist.history import Comparison, History, Record
+    from fedhist.methods import Method
+    from fedhist.models import LeNet
+    from fedhist.objectives import Contrastive, CrossEntropy, Proximal
+    from fedhist.simulation.clock import Schedule, make_schedule
+    from fedhist.simulation.devices import (
+        Constant,
+        Explicit,
+        Exponential,
+        LogNormal,
+        Pareto,
+        SlowGroup,
+        Uniform,
+        random_arrivals,
+    )
+    from fedhist.simulation.engine import compare, simulate
+    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+    from fedhist.training import LocalSGD

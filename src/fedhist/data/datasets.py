@@ -1,0 +1,322 @@
+"""Named data sets: found where users keep them, or downloaded from their public homes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedhist.data import partition
+from fedhist.data.download import download
+from fedhist.data.task import Task
+from fedhist.errors import DataError, require, unknown
+from fedhist.models import LeNet
+from fedhist.streams import Stream
+
+Bytes = NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, the bytes so far and the total."""
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where a data set's files are, what they must hold, and how to read them."""
+
+    title: str
+    classes: int
+    folder: str
+    files: Mapping[str, str]
+    """File name to the MD5 sum of its content, decompressed."""
+    sources: Mapping[str, tuple[str, str]]
+    """Download address to the file name and MD5 sum of what is downloaded."""
+    read: Callable[[Mapping[str, bytes]], tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]]
+    elsewhere: Sequence[Path] = field(default=())
+
+    def find(self, root: Path) -> dict[str, bytes] | None:
+        """Return the verified content of the files, or None if there are none."""
+        for place in (root / self.folder, *self.elsewhere):
+            found = {name: path for name in self.files if (path := _existing(place / name))}
+            if len(found) == len(self.files):
+                return {name: self._verified(path, self.files[name]) for name, path in found.items()}
+        return None
+
+    def fetch(self, root: Path, progress: Progress | None) -> None:
+        """Download the files into `root`, in torchvision's layout."""
+        for url, (name, checksum) in self.sources.items():
+            target = root / (name if name.endswith(".tar.gz") else f"{self.folder}/{name}")
+            report = None if progress is None else lambda done, total, name=name: progress(name, done, total)
+            if not target.exists():
+                download(url, target, checksum, report)
+            if name.endswith(".tar.gz"):
+                self._unpack(target, root)
+
+    def _unpack(self, archive: Path, root: Path) -> None:
+        """Take out the files we know, and only those: an archive may hold anything."""
+        try:
+            with tarfile.open(archive) as tar:
+                for name, checksum in self.files.items():
+                    member = tar.extractfile(f"{self.folder}/{name}")
+                    content = member.read() if member else b""
+                    if _md5(content) != checksum:
+                        raise DataError(f"{archive} holds a damaged {name}; delete it and try again.")
+                    target = root / self.folder / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    part = target.with_name(f"{name}.{os.getpid()}.part")
+                    part.write_bytes(content)
+                    part.replace(target)
+        except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
+            raise DataError(f"{archive} cannot be unpacked: {error}.") from error
+
+    def _verified(self, path: Path, checksum: str) -> bytes:
+        try:
+            content = path.read_bytes()
+            content = gzip.decompress(content) if path.suffix == ".gz" else content
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path} cannot be read: {error}.") from error
+        if (got := _md5(content)) != checksum:
+            raise DataError(f"{path} is damaged: its content has MD5 {got}, not {checksum}; delete it.")
+        return content
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _existing(path: Path) -> Path | None:
+    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if p.is_file()), None)
+
+
+def _read_idx(content: bytes) -> Bytes:
+    """Decode the IDX format of the MNIST family."""
+    shape = tuple(int(n) for n in np.frombuffer(content, ">i4", count=content[3], offset=4))
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+def _read_fashion(
+    files: Mapping[str, bytes],
+) -> tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]:
+    x, y, x_test, y_test = (_read_idx(content) for content in files.values())
+    return x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads the pickles CIFAR ships in, and refuses any that holds more than arrays and plain values."""
+
+    ALLOWED = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        if name == "_reconstruct":
+            module = "numpy._core.multiarray"
+        return super().find_class(module, name)
+
+
+def _read_cifar(
+    files: Mapping[str, bytes],
+) -> tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]:
+    parts: dict[bool, list[tuple[Bytes, NDArray[np.int64]]]] = {False: [], True: []}
+    for name, content in files.items():
+        try:
+            batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+            labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
+            images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32)
+        except (pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{name} is not a CIFAR batch: {error}.") from error
+        parts[name.startswith("test")].append((images, np.asarray(labels, np.int64)))
+    train, test = parts[False], parts[True]
+    return (
+        np.concatenate([x for x, _ in train]),
+        np.concatenate([y for _, y in train]),
+        np.concatenate([x for x, _ in test]),
+        np.concatenate([y for _, y in test]),
+    )
+
+
+_FASHION_HOME = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
+
+DATASETS = {
+    "fashion-mnist": Dataset(
+        title="Fashion-MNIST: 70,000 grey 28×28 images of clothes",
+        classes=10,
+        folder="FashionMNIST/raw",
+        files={
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        sources={
+            f"{_FASHION_HOME}/{name}": (name, checksum)
+            for name, checksum in (
+                ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+                ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+                ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+            )
+        },
+        read=_read_fashion,
+        elsewhere=(DEBIAN,),
+    ),
+    "cifar10": Dataset(
+        title="CIFAR-10: 60,000 colour 32×32 images of 10 kinds of thing",
+        classes=10,
+        folder="cifar-10-batches-py",
+        files={
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
+        },
+        sources={
+            f"{_CIFAR_HOME}/cifar-10-python.tar.gz": (
+                "cifar-10-python.tar.gz",
+                "c58f30108f718f92721af3b95e74349a",
+            )
+        },
+        read=_read_cifar,
+    ),
+    "cifar100": Dataset(
+        title="CIFAR-100: 60,000 colour 32×32 images of 100 kinds of thing",
+        classes=100,
+        folder="cifar-100-python",
+        files={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        sources={
+            f"{_CIFAR_HOME}/cifar-100-python.tar.gz": (
+                "cifar-100-python.tar.gz",
+                "eb9058c3a382ffc7106e4002c42a8d85",
+            )
+        },
+        read=_read_cifar,
+    ),
+}
+
+DATASET_NAMES = ("digits", *DATASETS)
+
+
+def data_folder() -> Path:
+    """Return where data sets are looked for by default: $FEDHIST_DATA, ./data, or the user's cache."""
+    if chosen := os.environ.get("FEDHIST_DATA"):
+        return Path(chosen).expanduser()
+    return Path("data") if Path("data").is_dir() else Path.home() / ".cache" / "fedhist"
+
+
+def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scikit-learn's 1,797 digits of 8×8 pixels, every fifth of a fixed shuffle for testing."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (takes a second, and few tasks need it)
+
+    digits = load_digits()
+    order = Stream(0, "digits").at().permutation(len(digits.target))
+    x = torch.tensor(digits.images[order], dtype=torch.float32)[:, None]
+    y = torch.tensor(digits.target[order])
+    test = torch.arange(len(y)) % 5 == 0
+    return x[~test], y[~test], x[test], y[test]
+
+
+def load_dataset(
+    name: str, data_dir: str | Path | None = None, progress: Progress | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return `x, y, x_test, y_test` of a named data set, inputs normalised per channel."""
+    if name == "digits":
+        x, y, x_test, y_test = _digits()
+    else:
+        if name not in DATASETS:
+            raise unknown("dataset", name, DATASET_NAMES)
+        dataset, root = DATASETS[name], Path(data_dir).expanduser() if data_dir else data_folder()
+        files = dataset.find(root)
+        if files is None:
+            try:
+                dataset.fetch(root, progress)
+            except DataError as error:
+                raise DataError(
+                    f"{name} is not in {root / dataset.folder} and could not be fetched: {error}"
+                ) from error
+            files = dataset.find(root)
+        if files is None:
+            raise DataError(f"{name} was downloaded to {root} but is not complete there.")
+        x, y, x_test, y_test = (torch.tensor(array) for array in dataset.read(files))
+        x, x_test = x.float(), x_test.float()
+    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
+    return (x - mean) / std, y, (x_test - mean) / std, y_test
+
+
+def load_task(
+    name: str,
+    clients: int = 100,
+    beta: float | None = 0.3,
+    seed: int = 0,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    split: Callable[[Tensor], Sequence[NDArray[np.int64]]] | None = None,
+    rare_class: int | None = None,
+    rare_clients: Sequence[int] = (),
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Task:
+    """Load a named data set and divide it among clients.
+
+    Parameters
+    ----------
+    name
+        "digits", "fashion-mnist", "cifar10" or "cifar100".
+    clients
+        Number of clients N.
+    beta
+        Divide by label with Dirichlet(β); None is IID.
+    seed
+        Seed of the split.
+    model
+        As in :class:`Task`; LeNet by default.
+    split
+        A function from the training labels to the clients' index lists, instead of `beta`.
+    rare_class, rare_clients
+        A class that only these clients hold.
+    data_dir
+        Folder in torchvision's layout; see :func:`data_folder` for the default.
+    progress
+        Told about downloads.
+    """
+    require(clients >= 1, f"clients must be at least 1, got {clients}.")
+    x, y, x_test, y_test = load_dataset(name, data_dir, progress)
+    if split is not None:
+        parts = list(split(y))
+    elif beta is None:
+        parts = partition.iid(y, clients, seed)
+    else:
+        parts = partition.dirichlet(y, clients, beta, seed)
+    if rare_class is not None:
+        parts = partition.exclusive(parts, y, rare_class, rare_clients, seed)
+    channels, size, classes = x.shape[1], x.shape[-1], int(y.max()) + 1
+    return Task(
+        model=model if model is not None else lambda: LeNet(channels, size, classes),
+        x=x,
+        y=y,
+        clients=parts,
+        x_test=x_test,
+        y_test=y_test,
+        name=name,
+    )

@@ -1,0 +1,49 @@
+"""Fetch a file, whole and verified, or leave nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from fedhist.errors import DataError
+
+CHUNK = 1 << 18
+TIMEOUT = 30.0
+
+
+def md5(path: Path) -> str:
+    """Return the MD5 sum of a file: the sums published for these data sets are MD5."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def download(url: str, to: Path, checksum: str, progress: Callable[[int, int], None] | None = None) -> None:
+    """Download `url` to the file `to`, which appears only once it is complete and its MD5 sum is right.
+
+    `progress` is called with the bytes so far and the total, 0 where the server does not tell.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = to.with_name(f"{to.name}.{os.getpid()}.part")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
+            total, done = int(response.headers.get("Content-Length") or 0), 0
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+        if total and done != total:
+            raise DataError(f"{url} broke off after {done} of {total} bytes; try again.")
+        if (got := md5(part)) != checksum:
+            raise DataError(f"{url} has MD5 {got} where {checksum} was expected; it was not kept.")
+        part.replace(to)
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataError(f"{url} could not be downloaded to {to}: {reason}.") from error
+    finally:
+        part.unlink(missing_ok=True)

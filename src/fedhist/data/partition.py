@@ -1,0 +1,105 @@
+"""From labels to one list of example indices per client."""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedhist.errors import require
+from fedhist.streams import Stream
+
+Split = list[NDArray[np.int64]]
+
+
+class SplitNotice(UserWarning):
+    """A split was adjusted, and how."""
+
+
+def _check(num_examples: int, clients: int) -> None:
+    require(clients >= 1, f"clients must be at least 1, got {clients}.")
+    require(
+        clients <= num_examples,
+        f"clients={clients} is more than the {num_examples} training examples; each client needs one.",
+    )
+
+
+def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
+    """Deal the examples out evenly and at random."""
+    count = len(np.asarray(labels))
+    _check(count, clients)
+    return [np.sort(part) for part in np.array_split(Stream(seed, "split").at().permutation(count), clients)]
+
+
+def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Split:
+    """Divide each class among the clients in proportions drawn from Dirichlet(β) (Hsu et al., 2019).
+
+    Small β skews both the labels and the number of examples a client holds. A client that draws nothing
+    is given one example of the largest client, and a :class:`SplitNotice` says how often that happened.
+    """
+    labels = np.asarray(labels)
+    require(np.isfinite(beta) and beta > 0, f"beta must be positive, got {beta}; use None for IID.")
+    _check(len(labels), clients)
+    rng = Stream(seed, "split").at()
+    members: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        examples = rng.permutation(np.flatnonzero(labels == label))
+        # Normalised gammas are a Dirichlet draw; adding the tiniest number keeps β → 0 from dividing 0 by 0.
+        share = rng.standard_gamma(beta, clients) + np.finfo(float).tiny
+        cuts = np.rint(np.cumsum(share)[:-1] / share.sum() * len(examples)).astype(np.int64)
+        for client, part in enumerate(np.split(examples, cuts)):
+            if len(part):
+                members[client].append(part)
+    split = [np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in members]
+    return _fill_empty(split, f"Dirichlet(beta={beta:g})")
+
+
+def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
+    """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017)."""
+    labels = np.asarray(labels)
+    require(per_client >= 1, f"per_client must be at least 1, got {per_client}.")
+    _check(len(labels), clients * per_client)
+    rng = Stream(seed, "split").at()
+    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
+    deal = rng.permutation(len(pieces)).reshape(clients, per_client)
+    return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in deal]
+
+
+def exclusive(split: Split, labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0) -> Split:
+    """Give all examples of one class to the `holders`, in equal parts, and to nobody else."""
+    labels = np.asarray(labels)
+    require(bool((labels == label).any()), f"label={label} does not occur in the training data.")
+    require(len(holders) > 0, "holders must name at least one client.")
+    for client in holders:
+        require(0 <= client < len(split), f"holders names client {client}; ids run from 0 to {len(split) - 1}.")
+    rng = Stream(seed, "exclusive").at()
+    parts = iter(np.array_split(rng.permutation(np.flatnonzero(labels == label)), len(holders)))
+    rest = [part[labels[part] != label] for part in split]
+    given = dict(zip(holders, parts, strict=True))
+    divided = [np.sort(np.concatenate([part, given[i]])) if i in given else part for i, part in enumerate(rest)]
+    return _fill_empty(divided, f"holding class {label} back", keep=set(holders))
+
+
+def _fill_empty(split: Split, cause: str, keep: Collection[int] = ()) -> Split:
+    """Give every empty client one example of whichever client is largest then; those in `keep` give none."""
+    empty = [client for client, part in enumerate(split) if len(part) == 0]
+    if not empty:
+        return split
+    donors = [(-len(part), client) for client, part in enumerate(split) if len(part) > 1 and client not in keep]
+    heapq.heapify(donors)
+    for client in empty:
+        require(bool(donors), f"{cause} leaves client {client} without examples, and no other has one to spare.")
+        _, donor = heapq.heappop(donors)
+        split[client], split[donor] = split[donor][-1:], split[donor][:-1]
+        if len(split[donor]) > 1:
+            heapq.heappush(donors, (-len(split[donor]), donor))
+    warnings.warn(
+        f"{cause} left {len(empty)} of {len(split)} clients without examples; "
+        "each was given one from the largest client.",
+        SplitNotice,
+        stacklevel=3,
+    )
+    return split

@@ -1,0 +1,168 @@
+"""A learning problem: a model, its data, and who holds which part of the data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from fedhist.errors import InvalidInput, require
+from fedhist.parameters import Layout
+from fedhist.streams import Stream
+
+
+class Task:
+    """A model, training and test data, and the clients' shares of the training data.
+
+    Parameters
+    ----------
+    model
+        An ``nn.Module`` that maps a batch of `x` to one logit per class. Runs start from the weights it
+        carries. A function without arguments that builds such a module is called once per run instead,
+        with torch's generator seeded from the run's seed.
+    x, y
+        Training inputs of any shape ``(examples, …)`` and integer labels ``(examples,)``.
+    clients
+        For each client, the indices of its examples.
+    x_test, y_test
+        Test data, in the same form.
+    name
+        What reports call it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        x: Tensor,
+        y: Tensor,
+        clients: Sequence[ArrayLike],
+        x_test: Tensor,
+        y_test: Tensor,
+        name: str = "custom",
+    ) -> None:
+        for label, inputs, targets in (("", x, y), ("_test", x_test, y_test)):
+            require(
+                isinstance(inputs, Tensor) and isinstance(targets, Tensor),
+                f"x{label} and y{label} must be tensors, got {type(inputs).__name__} and "
+                f"{type(targets).__name__}.",
+            )
+            require(
+                targets.ndim == 1 and len(inputs) == len(targets) > 0,
+                f"y{label} must hold one label for each of the {len(inputs)} rows of x{label}, "
+                f"got shape {tuple(targets.shape)}.",
+            )
+            require(
+                not targets.is_floating_point() and int(targets.min()) >= 0,
+                f"y{label} must hold class numbers ≥ 0, got {targets.dtype} with minimum {targets.min().item()}.",
+            )
+        self.name, self.model = name, model
+        self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
+        self.examples, self.offsets = _join(clients, len(x))
+        self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
+
+        probe = self.build(seed=0)
+        self.layout = Layout(probe)
+        self.num_classes = _num_classes(probe, self)
+        self.is_random = _is_random(probe, self)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients N."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many examples each client holds, ``(N,)``."""
+        return np.diff(self.offsets)
+
+    def client(self, i: int) -> NDArray[np.int64]:
+        """Return the indices of one client's examples."""
+        return self.examples[self.offsets[i] : self.offsets[i + 1]]
+
+    def build(self, seed: int) -> nn.Module:
+        """Return a fresh model with the weights that a run with this seed starts from."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(Stream(seed, "init").integer())
+            module = self.model()
+        require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
+        return module
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return `x, y, x_test, y_test` on a device, copied there once."""
+        if device not in self._copies:
+            tensors = (self.x, self.y, self.x_test, self.y_test)
+            self._copies[device] = tuple(t.to(device) for t in tensors)
+        return self._copies[device]
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """Return how many examples of each class each client holds, ``(N, classes)``."""
+        owner = np.repeat(np.arange(self.num_clients), self.sizes)
+        flat = owner * self.num_classes + self.y.numpy()[self.examples]
+        return np.bincount(flat, minlength=self.num_clients * self.num_classes).reshape(-1, self.num_classes)
+
+    def __repr__(self) -> str:
+        return (
+            f"Task({self.name!r}, clients={self.num_clients}, examples={len(self.examples)}, "
+            f"classes={self.num_classes}, parameters={self.layout.size})"
+        )
+
+
+def _join(clients: Sequence[ArrayLike], num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all clients' example indices end to end, and where each client's begin."""
+    require(len(clients) > 0, "clients must name at least one client.")
+    parts = [np.asarray(part) for part in clients]
+    for i, part in enumerate(parts):
+        require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
+        require(
+            np.issubdtype(part.dtype, np.integer) and 0 <= part.min() and part.max() < num_examples,
+            f"clients[{i}] must hold indices from 0 to {num_examples - 1}.",
+        )
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    return np.concatenate(parts).astype(np.int64), offsets.astype(np.int64)
+
+
+def _num_classes(probe: nn.Module, task: Task) -> int:
+    """Try the model on two examples; return its number of outputs."""
+    before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
+    name, shape = type(probe).__name__, tuple(task.x.shape[1:])
+    try:
+        logits: Any = probe.train()(task.x[:2])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidInput(f"model {name} does not fit inputs of shape {shape}: {_first_line(error)}") from error
+    rows = len(task.x[:2])
+    require(
+        isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows,
+        f"model {name} must return logits of shape (batch, classes), got {getattr(logits, 'shape', type(logits))}.",
+    )
+    labels = int(max(task.y.max(), task.y_test.max())) + 1
+    require(
+        logits.shape[1] >= labels,
+        f"model {name} has {logits.shape[1]} outputs, but the labels run to {labels - 1}.",
+    )
+    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, before[key])]
+    norms = [key for key, module in probe.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    require(
+        not changed and not norms,
+        f"model {name} keeps statistics of its batches ({(changed + norms)[0] if changed or norms else ''}), "
+        "which averaging parameters cannot merge; use GroupNorm or LayerNorm instead.",
+    )
+    return int(logits.shape[1])
+
+
+def _is_random(probe: nn.Module, task: Task) -> bool:
+    """Whether the model's training pass draws random numbers, as dropout does."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        probe.train()(task.x[:2])
+        return not torch.equal(before, torch.get_rng_state())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

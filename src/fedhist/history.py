@@ -1,0 +1,192 @@
+"""What a run records, and how it is kept in files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhist.errors import FedHistError, unknown
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation of the global model, after `round` rounds."""
+
+    round: int
+    time: float
+    """Virtual time."""
+    accuracy: float
+    loss: float
+    per_class: list[float | None]
+    mean_staleness: float
+    """Over the uploads since the evaluation before."""
+    max_staleness: int
+
+
+@dataclass
+class History:
+    """The course of one run.
+
+    Evaluations can be read as columns: ``history.accuracy`` is the list of all accuracies, and likewise
+    ``round``, ``time``, ``loss``, ``per_class``, ``mean_staleness`` and ``max_staleness``.
+    """
+
+    method: str
+    seed: int
+    task: str
+    clients: NDArray[np.int64]
+    """``(rounds, K)``: who uploaded in each round, in order of arrival."""
+    staleness: NDArray[np.int64]
+    """``(rounds, K)``: how stale each upload was."""
+    arrived: NDArray[np.float64]
+    """``(rounds, K)``: the virtual time of each upload."""
+    weights: NDArray[np.float32]
+    """``(rounds, K)``: the effective weight of each upload; NaN for a strategy that does not tell."""
+    records: list[Record] = field(default_factory=list)
+    wall_seconds: float = 0.0
+    model: dict[str, Any] | None = None
+    """The final parameters by name, as tensors."""
+
+    def __getattr__(self, name: str) -> list[Any]:
+        if name in _COLUMNS:
+            return [getattr(record, name) for record in self.records]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return len(self.clients)
+
+    @property
+    def final_accuracy(self) -> float:
+        """The accuracy of the last evaluation."""
+        return self.records[-1].accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """The highest accuracy of any evaluation."""
+        return max(record.accuracy for record in self.records)
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """Return the first evaluated round with at least this accuracy, or None."""
+        return next((record.round for record in self.records if record.accuracy >= accuracy), None)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures that describe the run as a whole."""
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "task": self.task,
+            "rounds": self.rounds,
+            "k": self.clients.shape[1],
+            "client_updates": int(self.clients.size),
+            "final_accuracy": self.final_accuracy,
+            "best_accuracy": self.best_accuracy,
+            "final_loss": self.records[-1].loss,
+            "virtual_time": float(self.arrived[-1, -1]),
+            "mean_staleness": float(self.staleness.mean()),
+            "max_staleness": int(self.staleness.max()),
+            "wall_seconds": self.wall_seconds,
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(asdict(record)) + "\n" for record in self.records)
+        with whole_file(folder / "history.jsonl") as part:
+            part.write_text(lines)
+        with whole_file(folder / "arrivals.npz") as part, part.open("wb") as file:
+            np.savez_compressed(
+                file,
+                clients=self.clients.astype(np.int32),
+                staleness=self.staleness.astype(np.int32),
+                arrived=self.arrived,
+                weights=self.weights,
+            )
+        with whole_file(folder / "summary.json") as part:
+            part.write_text(json.dumps(self.summary(), indent=2) + "\n")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> History:
+        """Read back what :meth:`save` wrote; the final model is not part of it."""
+        folder = Path(folder)
+        try:
+            summary = json.loads((folder / "summary.json").read_text())
+            lines = (folder / "history.jsonl").read_text().splitlines()
+            with np.load(folder / "arrivals.npz", allow_pickle=False) as arrays:
+                return cls(
+                    method=summary["method"],
+                    seed=summary["seed"],
+                    task=summary["task"],
+                    clients=arrays["clients"].astype(np.int64),
+                    staleness=arrays["staleness"].astype(np.int64),
+                    arrived=arrays["arrived"],
+                    weights=arrays["weights"],
+                    records=[Record(**json.loads(line)) for line in lines],
+                    wall_seconds=summary["wall_seconds"],
+                )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FedHistError(f"{folder} does not hold a complete run: {error}.") from error
+
+
+_COLUMNS = frozenset(f.name for f in fields(Record))
+
+
+class whole_file:  # noqa: N801 (reads as a verb in a with statement)
+    """Context manager that gives a temporary path and moves it into place when the block succeeds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+
+    def __enter__(self) -> Path:
+        return self._part
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self._part.replace(self._path)
+        else:
+            self._part.unlink(missing_ok=True)
+
+
+class Comparison(Sequence[History]):
+    """The runs of a comparison, methods in the order given and seeds within each.
+
+    ``runs[3]`` is one history, ``runs["FedHist"]`` the list of that method's histories.
+    """
+
+    def __init__(self, histories: Sequence[History]) -> None:
+        self._histories = list(histories)
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods compared."""
+        return list(dict.fromkeys(history.method for history in self._histories))
+
+    @overload
+    def __getitem__(self, key: int) -> History: ...
+    @overload
+    def __getitem__(self, key: str) -> list[History]: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[History]: ...
+    def __getitem__(self, key: int | str | slice) -> History | list[History]:
+        if not isinstance(key, str):
+            return self._histories[key]
+        if key not in self.methods:
+            raise unknown("method", key, self.methods)
+        return [history for history in self._histories if history.method == key]
+
+    def __len__(self) -> int:
+        return len(self._histories)
+
+    def __iter__(self) -> Iterator[History]:
+        return iter(self._histories)

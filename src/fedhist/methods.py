@@ -1,0 +1,98 @@
+"""The methods that can be named: a rule for the server and an objective for the clients."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedhist.errors import InvalidInput, unknown
+from fedhist.objectives import Contrastive, CrossEntropy, Objective, Proximal
+from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A strategy on the server together with what its clients minimise."""
+
+    name: str
+    strategy: Strategy
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class _Entry:
+    title: str
+    make: Callable[..., Strategy | Objective]
+    label: str
+
+
+METHODS: Mapping[str, _Entry] = {
+    "fedavg": _Entry("weighs clients by their number of examples", FedAvg, "FedAvg"),
+    "fedprox": _Entry("FedAvg, with clients held near the model they received", Proximal, "FedProx"),
+    "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
+    "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
+    "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
+    "wkafl": _Entry("keeps the uploads that agree with the freshest", WKAFL, "WKAFL"),
+    "refl": _Entry("boosts stale uploads that deviate from fresh ones", REFL, "REFL"),
+    "fedhist": _Entry("fuses, weighs and rescales uploads by what history taught", FedHist, "FedHist"),
+}
+
+
+def describe(label: str, thing: object) -> str:
+    """Return a label with the options that differ from their defaults: ``FedHist(ina=False)``."""
+    options = []
+    for name, parameter in inspect.signature(type(thing)).parameters.items():
+        value = getattr(thing, name, parameter.default)
+        if value != parameter.default:
+            options.append(f"{name}={value!r}")
+    return f"{label}({', '.join(options)})" if options else label
+
+
+def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
+    """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means."""
+    if isinstance(given, Method):
+        method = given
+    elif isinstance(given, Strategy):
+        method = Method(describe(type(given).__name__, given), given, CrossEntropy())
+    elif isinstance(given, str):
+        name, options = parse_spec("strategy", given, METHODS)
+        made = build(name, METHODS[name].make, options)
+        label = describe(METHODS[name].label, made)
+        plain = isinstance(made, Strategy)
+        method = Method(label, made if plain else FedAvg(), CrossEntropy() if plain else made)  # type: ignore[arg-type]
+    else:
+        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
+    if objective is None:
+        return method
+    return Method(f"{method.name} + {describe(type(objective).__name__, objective)}", method.strategy, objective)
+
+
+def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split ``name:key=value,key=value`` into a known name and its options, values as in TOML."""
+    name, _, text = spec.partition(":")
+    name = name.strip().lower()
+    if name not in known:
+        raise unknown(kind, name, known)
+    quoted = re.sub(r"=\s*(?!(?:true|false)\b)([A-Za-z_]\w*)", r'="\1"', text)
+    try:
+        return name, tomllib.loads(f"options = {{{quoted}}}")["options"]
+    except tomllib.TOMLDecodeError:
+        raise InvalidInput(
+            f"{kind} {spec!r} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
+        ) from None
+
+
+def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Call a constructor with options from a file or a command line."""
+    known = inspect.signature(make).parameters
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of {name}", key, known)
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise InvalidInput(f"{name} cannot be built from {dict(options)}: {error}.") from error

@@ -1,0 +1,121 @@
+"""What a client minimises.
+
+An objective is written once, against the :class:`Net` protocol below, and serves the reference, the
+threaded and the batched trainer alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhist.errors import require
+from fedhist.parameters import Parameters
+
+
+class Net(Protocol):
+    """A model whose parameters are an argument."""
+
+    def __call__(self, params: Parameters, x: Tensor) -> Tensor:
+        """Return the logits."""
+
+    def features(self, params: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and the penultimate features."""
+
+
+class Anchor(NamedTuple):
+    """The models a client remembers while it trains."""
+
+    received: Parameters
+    previous: Parameters
+    has_previous: Tensor | float
+
+
+class Batch(NamedTuple):
+    """One minibatch; `weight` sums to 1 over the real examples and is 0 for padding, None is uniform."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, per_example: Tensor) -> Tensor:
+        """Return the mean over the real examples."""
+        return per_example.mean() if self.weight is None else (per_example * self.weight).sum()
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the real examples."""
+        if self.weight is None:
+            return F.cross_entropy(logits, self.y)
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
+
+class Objective(Protocol):
+    """A client's loss on one batch."""
+
+    @property
+    def uses_previous(self) -> bool:
+        """Whether the client's own last local model must be kept."""
+
+    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+        """Return the scalar loss."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Plain cross-entropy."""
+
+    uses_previous: ClassVar[bool] = False
+
+    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of the batch."""
+        return batch.cross_entropy(net(params, batch.x))
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """FedProx (Li et al., MLSys 2020, Eq. 2): stay near the model that was received.
+
+    Adds `μ(w - w_received)` to each local gradient. In the first local step that term is zero, so with
+    one local step FedProx is FedAvg.
+    """
+
+    mu: float = 0.01
+    uses_previous: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu must not be negative, got {self.mu}.")
+
+    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+        """Return cross-entropy plus `μ/2·‖w - w_received‖²`."""
+        pull = sum((params[name] - anchor.received[name]).square().sum() for name in params)
+        return batch.cross_entropy(net(params, batch.x)) + self.mu / 2 * pull
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """MOON (Li, He and Song, CVPR 2021, Eq. 3): features near the received model's, far from the last ones.
+
+    A client that has not trained before has no last model and uses plain cross-entropy.
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
+    uses_previous: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu must not be negative, got {self.mu}.")
+        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}.")
+
+    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+        """Return `CE + μ·CE([cos(z, z_received), cos(z, z_previous)]/T, 0)`."""
+        logits, z = net.features(params, batch.x)
+        _, z_received = net.features(anchor.received, batch.x)
+        _, z_previous = net.features(anchor.previous, batch.x)
+        near = F.cosine_similarity(z, z_received.detach(), dim=1)
+        far = F.cosine_similarity(z, z_previous.detach(), dim=1)
+        # -log(exp(a)/(exp(a) + exp(b))) = softplus(b - a)
+        contrast = batch.mean(F.softplus((far - near) / self.temperature))
+        return batch.cross_entropy(logits) + anchor.has_previous * self.mu * contrast

@@ -1,0 +1,1 @@
+"""The clock, the devices it models, and the loop that runs over it."""

@@ -1,0 +1,208 @@
+"""How long clients take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhist.errors import require
+from fedhist.streams import Stream
+
+Floats = NDArray[np.float64]
+
+
+class Devices(Protocol):
+    """Draws the clients' mean times once, and the time of each piece of work around them."""
+
+    @property
+    def jitter(self) -> float:
+        """Coefficient of variation of one client's times: 0 is always the same, 1 is exponential."""
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return each client's mean time for one local training, ``(N,)``."""
+
+
+def _positive(**arguments: float) -> None:
+    for name, value in arguments.items():
+        require(np.isfinite(value) and value > 0, f"{name} must be positive, got {value}.")
+
+
+def _check_jitter(jitter: float) -> None:
+    require(np.isfinite(jitter) and jitter >= 0, f"jitter must not be negative, got {jitter}.")
+
+
+def work_times(means: Floats, jitter: float, rng: np.random.Generator) -> Floats:
+    """Return one working time per client: gamma distributed around its mean."""
+    if jitter == 0:
+        return means
+    shape = 1 / jitter**2
+    return means * rng.standard_gamma(shape, len(means)) / shape
+
+
+@dataclass(frozen=True)
+class Constant:
+    """All clients are alike and take `time`."""
+
+    time: float = 1.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(time=self.time)
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return the same time for all."""
+        return np.full(num_clients, self.time)
+
+
+def random_arrivals() -> Constant:
+    """Return devices under which each round's uploads are K of N clients chosen uniformly at random.
+
+    That is how the literature usually simulates staleness. Exponential times forget how long a client
+    has worked already, so with equal means every busy client is equally likely to be next.
+    """
+    return Constant(jitter=1.0)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Mean times spread evenly from `low` to `high`."""
+
+    low: float = 0.5
+    high: float = 1.5
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(low=self.low)
+        require(self.low <= self.high, f"low={self.low} must not exceed high={self.high}.")
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return times drawn from U(low, high)."""
+        return Stream(seed, "devices").at().uniform(self.low, self.high, num_clients)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Mean times with median 1 and log-standard deviation `sigma`: most near, some far slower."""
+
+    sigma: float = 0.5
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(np.isfinite(self.sigma) and self.sigma >= 0, f"sigma must not be negative, got {self.sigma}.")
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return times drawn from exp(N(0, σ²))."""
+        return Stream(seed, "devices").at().lognormal(0.0, self.sigma, num_clients)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Mean times drawn from an exponential distribution with mean `scale`."""
+
+    scale: float = 1.0
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(scale=self.scale)
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return times drawn from Exp(1/scale)."""
+        return Stream(seed, "devices").at().exponential(self.scale, num_clients)
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """Mean times of at least 1 with a heavy tail: P(time > t) = t^-alpha."""
+
+    alpha: float = 2.0
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(alpha=self.alpha)
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return times drawn from Pareto(alpha) on [1, ∞)."""
+        return 1 + Stream(seed, "devices").at().pareto(self.alpha, num_clients)
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Mean times given one by one."""
+
+    times: Sequence[float]
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = np.asarray(self.times, dtype=np.float64)
+        require(
+            times.ndim == 1 and len(times) > 0 and bool(np.isfinite(times).all() and (times > 0).all()),
+            "times must be a list of positive numbers, one per client.",
+        )
+        _check_jitter(self.jitter)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return the given times."""
+        require(
+            len(self.times) == num_clients, f"times has {len(self.times)} entries for {num_clients} clients."
+        )
+        return np.asarray(self.times, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class SlowGroup:
+    """Some clients work at a fraction of the speed the other devices give them.
+
+    With `speed` 0.5 they update half as often as normal clients, the paper's fairness test.
+
+    Parameters
+    ----------
+    clients
+        The slow clients' ids.
+    speed
+        Their share of normal speed.
+    others
+        Where normal speed comes from.
+    """
+
+    clients: Sequence[int]
+    speed: float = 0.5
+    others: Devices = field(default_factory=LogNormal)
+
+    def __post_init__(self) -> None:
+        _positive(speed=self.speed)
+
+    @property
+    def jitter(self) -> float:
+        """The jitter of the underlying devices."""
+        return self.others.jitter
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return the underlying times, longer for the group."""
+        times = self.others.mean_times(num_clients, seed).copy()
+        for client in self.clients:
+            require(
+                0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}."
+            )
+            times[client] /= self.speed
+        return times
+
+
+DEVICES = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "lognormal": LogNormal,
+    "exponential": Exponential,
+    "pareto": Pareto,
+    "explicit": Explicit,
+    "random": random_arrivals,
+}
+"""Devices that a command line or a configuration file can name."""

@@ -1,0 +1,310 @@
+"""The loop: partition → schedule → train → arrivals → strategy → next model → history."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.data.task import Task
+from fedhist.errors import DivergedError, InvalidInput, require
+from fedhist.history import Comparison, History, Record
+from fedhist.methods import Method, as_method
+from fedhist.objectives import Objective
+from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions
+from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.strategies import Strategy
+from fedhist.training import Job, LocalSGD, make_trainer
+
+OnRound = Callable[[int, Sequence[History]], None]
+"""Called after every round with its number and the histories so far, one per run."""
+
+
+def simulate(
+    strategy: Strategy | str | Method,
+    task: Task,
+    *,
+    k: int,
+    rounds: int,
+    local: LocalSGD | None = None,
+    devices: Devices | None = None,
+    seed: int = 0,
+    objective: Objective | None = None,
+    server_lr: float = 1.0,
+    concurrency: int | None = None,
+    eval_every: int = 100,
+    device: str | torch.device = "auto",
+    trainer: str = "auto",
+    on_round: OnRound | None = None,
+) -> History:
+    """Run one method through a K-async simulation.
+
+    Parameters
+    ----------
+    strategy
+        A strategy, or a method's name such as "fedhist" or "moon". The object is copied, not changed.
+    task
+        Model, data and clients.
+    k
+        Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).
+    rounds
+        Rounds to run.
+    local
+        The clients' work; ``LocalSGD()`` by default.
+    devices
+        How long clients take; ``LogNormal()`` by default.
+    seed
+        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
+    objective
+        What clients minimise, if not what the method says.
+    server_lr
+        `η` in Eq. 4.
+    concurrency
+        Clients at work at a time; all by default.
+    eval_every
+        Rounds between evaluations; the last round is always evaluated.
+    device
+        "auto", "cpu" or "cuda".
+    trainer
+        "auto", or one of "reference", "threaded" and "batched".
+    on_round
+        Called after every round with its number and a list with this run's history.
+    """
+    return compare(
+        [as_method(strategy, objective)],
+        task,
+        k=k,
+        rounds=rounds,
+        seeds=[seed],
+        local=local,
+        devices=devices,
+        server_lr=server_lr,
+        concurrency=concurrency,
+        eval_every=eval_every,
+        device=device,
+        trainer=trainer,
+        on_round=on_round,
+    )[0]
+
+
+def compare(
+    methods: Sequence[Strategy | str | Method],
+    task: Task | Callable[[int], Task],
+    *,
+    k: int,
+    rounds: int,
+    seeds: int | Sequence[int] = 3,
+    local: LocalSGD | None = None,
+    devices: Devices | None = None,
+    server_lr: float = 1.0,
+    concurrency: int | None = None,
+    eval_every: int = 100,
+    device: str | torch.device = "auto",
+    trainer: str = "auto",
+    on_round: OnRound | None = None,
+) -> Comparison:
+    """Run several methods over several seeds, side by side.
+
+    All methods of one seed meet the same clients in the same order with the same batches, and start from
+    the same model. What a method meets does not depend on the methods beside it.
+
+    Parameters
+    ----------
+    methods
+        Strategies or names.
+    task
+        One task for all seeds, or a function from a seed to its task (a new split for each seed).
+    seeds
+        How many seeds, counted from 0, or which.
+
+    The other parameters are those of :func:`simulate`.
+    """
+    chosen = _distinct([as_method(method) for method in methods])
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    require(len(seeds) > 0, f"seeds must name at least one seed, got {seeds}.")
+    require(eval_every >= 1, f"eval_every must be at least 1, got {eval_every}.")
+    require(np.isfinite(server_lr) and server_lr > 0, f"server_lr must be positive, got {server_lr}.")
+    local, devices, device = local or LocalSGD(), devices or LogNormal(), _device(device)
+
+    by_seed = []
+    for seed in seeds:
+        own = task if isinstance(task, Task) else task(seed)
+        schedule = make_schedule(own.num_clients, k, rounds, devices, seed, concurrency)
+        by_seed.append((seed, own, schedule, plan_versions(schedule)))
+    runs = [_Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
+    _advance(runs, local, trainer, device, rounds, eval_every, on_round)
+    return Comparison([run.history for run in runs])
+
+
+def _distinct(methods: list[Method]) -> list[Method]:
+    require(len(methods) > 0, "methods must name at least one method.")
+    names = [method.name for method in methods]
+    for name in names:
+        require(names.count(name) == 1, f"methods names {name} twice.")
+    return methods
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
+    require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
+    require(
+        chosen.type == "cpu" or torch.cuda.is_available(),
+        f"device={device!r} was asked for, but this machine's PyTorch sees no GPU.",
+    )
+    return chosen
+
+
+class _Run:
+    """One method on one seed: the server's model, the versions clients hold, and the record."""
+
+    def __init__(
+        self,
+        method: Method,
+        seed: int,
+        task: Task,
+        schedule: Schedule,
+        plan: VersionPlan,
+        server_lr: float,
+        device: torch.device,
+    ) -> None:
+        self.method, self.seed, self.task = method, seed, task
+        self.schedule, self.plan, self.server_lr = schedule, plan, server_lr
+        layout = task.layout
+        self.strategy = copy.deepcopy(method.strategy)
+        self.strategy.setup(task.num_clients, schedule.k, layout.size, device, layout.dtype)
+        self.model = layout.flatten(task.build(seed)).to(device)
+        self.versions = torch.empty((plan.num_slots, layout.size), dtype=layout.dtype, device=device)
+        self.previous: dict[int, Tensor] = {}
+
+        self._clients = torch.from_numpy(schedule.clients).to(device)
+        self._staleness = torch.from_numpy(schedule.staleness).to(device)
+        self._sizes = torch.from_numpy(task.sizes[schedule.clients]).to(device)
+        self._weights = torch.full(schedule.clients.shape, torch.nan, device=device)
+        self._evaluated = 0
+        self.history = History(
+            method=method.name,
+            seed=seed,
+            task=task.name,
+            clients=schedule.clients,
+            staleness=schedule.staleness,
+            arrived=schedule.arrived,
+            weights=self._weights.cpu().numpy(),
+        )
+
+    def jobs(self, round_: int, local: LocalSGD) -> list[Job]:
+        """Open a round: store its version and return the work behind its K uploads."""
+        slot = self.plan.slots[round_]
+        if slot >= 0:
+            self.versions[slot] = self.model
+        clients, versions = self.schedule.clients[round_ - 1], self.schedule.versions[round_ - 1]
+        return [
+            Job(
+                task=self.task,
+                local=local,
+                objective=self.method.objective,
+                seed=self.seed,
+                client=client,
+                version=version,
+                received=self.versions[self.plan.slots[version]],
+                previous=self.previous.get(client),
+            )
+            for client, version in zip(clients.tolist(), versions.tolist(), strict=True)
+        ]
+
+    def close_round(self, round_: int, jobs: Sequence[Job], deltas: Tensor) -> None:
+        """Let the strategy turn the round's uploads into the next model."""
+        row = round_ - 1
+        if self.method.objective.uses_previous:
+            for job, delta in zip(jobs, deltas, strict=True):
+                self.previous[job.client] = job.received - delta
+        arrivals = Arrivals(
+            deltas, self._staleness[row], self._clients[row], self._sizes[row], validate=False
+        )
+        update = self.strategy(arrivals)
+        require(
+            isinstance(update, Tensor) and update.shape == self.model.shape,
+            f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
+            f"got {getattr(update, 'shape', type(update))}.",
+        )
+        self.model = self.model - self.server_lr * update
+        if self.strategy.last_weights is not None:
+            self._weights[row] = self.strategy.last_weights
+
+    def check_finite(self, round_: int, jobs: Sequence[Job], deltas: Tensor) -> None:
+        """Stop with a sentence when the model has left the numbers."""
+        if bool(torch.isfinite(self.model.sum())):
+            return
+        broken = (~torch.isfinite(deltas).all(dim=1)).nonzero()[:, 0].tolist()
+        source = (
+            f"client {jobs[broken[0]].client} uploaded NaN or infinity"
+            if broken
+            else "the model became NaN or infinite"
+        )
+        raise DivergedError(
+            f"{self.method.name}, seed {self.seed}: {source} in round {round_}; "
+            f"the learning rate lr={jobs[0].local.lr:g} is probably too high."
+        )
+
+    def record(self, round_: int, accuracy: float, loss: float, per_class: list[float | None]) -> None:
+        """Append an evaluation to the history."""
+        since = self.schedule.staleness[self._evaluated : round_]
+        self.history.records.append(
+            Record(
+                round=round_,
+                time=float(self.schedule.time[round_ - 1]),
+                accuracy=accuracy,
+                loss=loss,
+                per_class=per_class,
+                mean_staleness=float(since.mean()),
+                max_staleness=int(since.max()),
+            )
+        )
+        self._evaluated = round_
+        self.history.weights = self._weights.cpu().numpy()
+
+
+def _advance(
+    runs: list[_Run],
+    local: LocalSGD,
+    trainer_name: str,
+    device: torch.device,
+    rounds: int,
+    eval_every: int,
+    on_round: OnRound | None,
+) -> None:
+    """Take all runs through all rounds together, so that their clients can be trained in one go."""
+    started = time.perf_counter()
+    task, k = runs[0].task, runs[0].schedule.k
+    histories = [run.history for run in runs]
+    deltas = torch.empty((len(runs), k, task.layout.size), dtype=task.layout.dtype, device=device)
+    trainer = make_trainer(trainer_name, task, device)
+    try:
+        for round_ in range(1, rounds + 1):
+            jobs = [run.jobs(round_, local) for run in runs]
+            trainer.train([job for own in jobs for job in own], deltas.flatten(0, 1))
+            with torch.no_grad():
+                for run, own, rows in zip(runs, jobs, deltas, strict=True):
+                    run.close_round(round_, own, rows)
+                    run.check_finite(round_, own, rows)
+            if round_ % eval_every == 0 or round_ == rounds:
+                for run in runs:
+                    (result,) = trainer.evaluate(run.task, run.model[None])
+                    run.record(round_, result.accuracy, result.loss, result.per_class)
+            for history in histories:
+                history.wall_seconds = time.perf_counter() - started
+            if on_round:
+                on_round(round_, histories)
+    finally:
+        trainer.close()
+    for run in runs:
+        run.history.model = run.task.layout.unflatten(run.model.cpu())

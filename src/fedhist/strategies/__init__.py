@@ -1,0 +1,11 @@
+"""How K uploads become one global update: one paper, one file."""
+
+from fedhist.strategies.base import Strategy
+from fedhist.strategies.dynsgd import DynSGD
+from fedhist.strategies.fedavg import FedAvg
+from fedhist.strategies.fedhist import FedHist
+from fedhist.strategies.refl import REFL
+from fedhist.strategies.twafl import TWAFL
+from fedhist.strategies.wkafl import WKAFL
+
+__all__ = ["REFL", "TWAFL", "WKAFL", "DynSGD", "FedAvg", "FedHist", "Strategy"]

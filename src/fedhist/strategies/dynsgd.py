@@ -1,0 +1,34 @@
+"""DynSGD: staleness-aware learning rates (Jiang et al., SIGMOD 2017)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.strategies.base import Strategy
+
+
+class DynSGD(Strategy):
+    """Weigh each upload by the inverse of its staleness: `p_i ∝ 1/τ_i`.
+
+    Parameters
+    ----------
+    normalise
+        False leaves the weights as `1/(K·τ_i)`, so that a stale round takes a shorter step.
+    """
+
+    def __init__(self, normalise: bool = True) -> None:
+        super().__init__()
+        self.normalise = normalise
+
+    def weights(self, arrivals: Arrivals) -> Tensor:
+        """Return `1/τ_i`."""
+        return 1 / arrivals.staleness.double()
+
+    def forward(self, arrivals: Arrivals) -> Tensor:
+        """Return `Σ p_i g_i`, or `(1/K) Σ g_i/τ_i`."""
+        update = super().forward(arrivals)
+        if not self.normalise:
+            # Σ p_i g_i · mean(1/τ) = (1/K) Σ g_i/τ_i
+            update = update * self.weights(arrivals).mean().to(update.dtype)
+        return update

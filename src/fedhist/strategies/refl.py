@@ -1,0 +1,44 @@
+"""REFL: stale updates boosted by how much they deviate (Abdelmoniem et al., EuroSys 2023, Sec. 4.2).
+
+Only the aggregation rule. REFL's client selection needs availability traces and is left out where
+aggregation rules are compared.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.errors import require
+from fedhist.strategies.base import Strategy
+
+
+class REFL(Strategy):
+    """Weigh fresh uploads by 1 and stale ones by `(1-β)/τ + β·(1 - exp(-Λ/Λ_max))`.
+
+    Fresh is the set F of uploads with the smallest staleness in the round. `Λ_i` is the deviation
+    `‖(g_i - ĝ)/(|F|+1)‖² / ‖ĝ‖²` of a stale upload from the fresh mean `ĝ`.
+
+    Parameters
+    ----------
+    beta
+        Share of the deviation in a stale upload's weight.
+    """
+
+    def __init__(self, beta: float = 0.35) -> None:
+        super().__init__()
+        require(0 <= beta <= 1, f"beta must lie in [0, 1], got {beta}.")
+        self.beta = beta
+
+    def weights(self, arrivals: Arrivals) -> Tensor:
+        """Return 1 for fresh uploads and the damped, boosted weight for stale ones."""
+        deltas, tau = arrivals.deltas, arrivals.staleness.double()
+        fresh = tau == tau.min()
+        fresh_mean = (fresh / fresh.sum()).to(deltas.dtype) @ deltas
+        # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel, so a zero ĝ is no trouble.
+        distance = torch.cdist(deltas, fresh_mean[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+        deviation = torch.where(fresh, 0.0, distance.double().square())
+        largest = deviation.max()
+        boost = 1 - torch.exp(-deviation / torch.where(largest > 0, largest, 1.0))
+        return torch.where(fresh, 1.0, (1 - self.beta) / tau + self.beta * boost)

@@ -1,0 +1,34 @@
+"""TWAFL: temporally weighted aggregation (Chen, Sun and Jin, IEEE TNNLS 2020)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.strategies.base import Strategy
+
+
+def temporal_weight(staleness: Tensor) -> Tensor:
+    """Return `(e/2)^-τ` in float64: at τ = 100 it is 4.7e-14, which float32 sums would lose."""
+    return (math.e / 2) ** -staleness.double()
+
+
+class TWAFL(Strategy):
+    """Weigh each upload by `n_i·(e/2)^-τ_i`.
+
+    Parameters
+    ----------
+    by_examples
+        False leaves out `n_i`.
+    """
+
+    def __init__(self, by_examples: bool = True) -> None:
+        super().__init__()
+        self.by_examples = by_examples
+
+    def weights(self, arrivals: Arrivals) -> Tensor:
+        """Return `n_i·(e/2)^-τ_i`."""
+        weight = temporal_weight(arrivals.staleness)
+        return weight * arrivals.num_examples if self.by_examples else weight

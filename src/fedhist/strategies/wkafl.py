@@ -1,0 +1,98 @@
+"""WKAFL: two-stage weighted K-async learning (Zhou et al., IEEE TPDS 2022, Algorithm 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.errors import require
+from fedhist.strategies.base import Strategy, cosine, normalised
+from fedhist.strategies.twafl import temporal_weight
+
+
+def clip_factor(norms: Tensor, bound: Tensor) -> Tensor:
+    """Return what to multiply vectors of these norms with so that none is longer than `bound`."""
+    return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
+
+
+class WKAFL(Strategy):
+    """Keep the uploads that agree with a staleness-weighted estimate of the gradient.
+
+    The authors clip gradients at absolute lengths tuned per task. Uploads here already hold the
+    client's learning rate, so `clip` is relative to the round's median upload.
+
+    Parameters
+    ----------
+    momentum
+        `a`: share of the previous update added to each upload.
+    clip
+        `B1`: longest upload, in multiples of the round's median length.
+    stage_two
+        Round from which kept uploads are clipped a second time.
+    stage_two_clip
+        `B2`: longest kept upload in stage two, in multiples of the estimate's length.
+    threshold
+        Smallest cosine with the estimate at which an upload is kept.
+    sharpness
+        `b`: kept uploads are weighted by `exp(b·cos)`; published values lie between 10 and 50.
+    slowdown
+        `c`: the step is scaled by `1/(1 + c·min τ)`.
+    """
+
+    previous: Tensor
+    round: Tensor
+
+    def __init__(
+        self,
+        momentum: float = 0.1,
+        clip: float = 10.0,
+        stage_two: int = 3500,
+        stage_two_clip: float = 5.0,
+        threshold: float = 0.3,
+        sharpness: float = 10.0,
+        slowdown: float = 0.01,
+    ) -> None:
+        super().__init__()
+        require(clip > 0, f"clip must be positive, got {clip}.")
+        require(stage_two_clip > 0, f"stage_two_clip must be positive, got {stage_two_clip}.")
+        require(slowdown >= 0, f"slowdown must not be negative, got {slowdown}.")
+        self.momentum, self.clip = momentum, clip
+        self.stage_two, self.stage_two_clip = stage_two, stage_two_clip
+        self.threshold, self.sharpness, self.slowdown = threshold, sharpness, slowdown
+
+    def setup(
+        self,
+        num_clients: int,
+        k: int,
+        num_params: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> WKAFL:
+        """Allocate the previous update and the round counter."""
+        super().setup(num_clients, k, num_params, device, dtype)
+        self.register_buffer("previous", torch.zeros(num_params, device=device, dtype=dtype))
+        self.register_buffer("round", torch.zeros((), device=device, dtype=torch.int64))
+        return self
+
+    def forward(self, arrivals: Arrivals) -> Tensor:
+        """Return the mean of the consistent uploads, shortened when even the freshest is stale."""
+        self.round += 1
+        g = arrivals.deltas + self.momentum * self.previous
+        norms = g.norm(dim=1)
+        clip = clip_factor(norms, self.clip * norms.median())
+        g, norms = g * clip[:, None], norms * clip
+
+        w = temporal_weight(arrivals.staleness)
+        estimate = normalised(w).to(g.dtype) @ g  # ĝ
+        length = estimate.norm()
+        similarity = cosine(g @ estimate, norms, length)
+        kept = similarity > self.threshold
+        # exp(b·(cos - 1)) is exp(b·cos) up to a factor that normalising removes, and cannot overflow.
+        q = w * torch.exp(self.sharpness * (similarity - 1)) * kept
+
+        stage_two = kept.any() & (self.round >= self.stage_two)
+        second_clip = torch.where(stage_two, clip_factor(norms, self.stage_two_clip * length), 1.0)
+        update = self.combine(torch.where(kept.any(), q, w), g * second_clip[:, None])
+        self.previous.copy_(update)
+        return update / (1 + self.slowdown * arrivals.staleness.min()).to(update.dtype)

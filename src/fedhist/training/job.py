@@ -1,0 +1,75 @@
+"""One client's turn, and what every trainer does with many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhist.data.task import Task
+from fedhist.objectives import Objective
+from fedhist.streams import Stream
+from fedhist.training.local import LocalSGD
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Train one client from the version it received.
+
+    The batches follow from (seed, client, version) alone, so they are the same whichever method, trainer
+    or machine does the work.
+    """
+
+    task: Task
+    local: LocalSGD
+    objective: Objective
+    seed: int
+    client: int
+    version: int
+    received: Tensor
+    """``(P,)``: the model version the client holds."""
+    previous: Tensor | None
+    """``(P,)``: the client's own last local model, where the objective asks for it."""
+
+    def batches(self) -> list[NDArray[np.int64]]:
+        """Return the indices of the examples in each minibatch."""
+        rng = Stream(self.seed, "batches").at(self.client, self.version)
+        return self.local.batches(self.task.client(self.client), rng)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model does on the test set."""
+
+    loss: float
+    correct: NDArray[np.int64]
+    """``(classes,)``: correctly classified examples of each class."""
+    total: NDArray[np.int64]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of test examples classified correctly."""
+        return float(self.correct.sum() / self.total.sum())
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """The accuracy on each class; None for a class without test examples."""
+        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+        return [c / n if n else None for c, n in pairs]
+
+
+class Trainer(Protocol):
+    """Runs jobs and evaluations on some device."""
+
+    def train(self, jobs: Sequence[Job], out: Tensor) -> None:
+        """Write each job's upload `w_received - w_local` into its row of `out`."""
+
+    def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
+        """Evaluate each row of `models`, ``(runs, P)``."""
+
+    def close(self) -> None:
+        """Release threads and memory."""
