@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import FedHistError, unknown
+from fedhist.files import whole_file
 
 
 @dataclass(frozen=True)
@@ -139,23 +139,6 @@ class History:
 
 
 _COLUMNS = frozenset(f.name for f in fields(Record))
-
-
-class whole_file:  # noqa: N801 (reads as a verb in a with statement)
-    """Context manager that gives a temporary path and moves it into place when the block succeeds."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
-
-    def __enter__(self) -> Path:
-        return self._part
-
-    def __exit__(self, failed: object, *_: object) -> None:
-        if failed is None:
-            self._part.replace(self._path)
-        else:
-            self._part.unlink(missing_ok=True)
 
 
 class Comparison(Sequence[History]):

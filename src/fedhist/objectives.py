@@ -7,13 +7,14 @@ threaded and the batched trainer alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedhist.errors import require
-from fedhist.parameters import Parameters
+from fedhist.parameters import Layout, Parameters
 
 
 class Net(Protocol):
@@ -26,12 +27,26 @@ class Net(Protocol):
         """Return the logits and the penultimate features."""
 
 
-class Anchor(NamedTuple):
-    """The models a client remembers while it trains."""
+class Anchor:
+    """The models a client remembers while it trains, unpacked only for objectives that look at them."""
 
-    received: Parameters
-    previous: Parameters
-    has_previous: Tensor | float
+    def __init__(
+        self, layout: Layout, received: Tensor, previous: Tensor | None, has_previous: Tensor | None = None
+    ) -> None:
+        self._layout, self._received = layout, received
+        self._previous = received if previous is None else previous
+        self.has_previous = float(previous is not None) if has_previous is None else has_previous
+        """1 for a client that has trained before, else 0."""
+
+    @cached_property
+    def received(self) -> Parameters:
+        """The model version the client was sent."""
+        return self._layout.unflatten(self._received)
+
+    @cached_property
+    def previous(self) -> Parameters:
+        """The client's own last local model; without one, the model it was sent."""
+        return self._layout.unflatten(self._previous)
 
 
 class Batch(NamedTuple):

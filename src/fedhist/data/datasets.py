@@ -23,6 +23,7 @@ from fedhist.data import partition
 from fedhist.data.download import download
 from fedhist.data.task import Task
 from fedhist.errors import DataError, require, unknown
+from fedhist.files import whole_file
 from fedhist.models import LeNet
 from fedhist.streams import Stream
 
@@ -47,13 +48,17 @@ class Dataset:
     read: Callable[[Mapping[str, bytes]], tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]]
     elsewhere: Sequence[Path] = field(default=())
 
+    def place(self, root: Path) -> Path | None:
+        """Return the folder that has all the files, if there is one."""
+        places = (root / self.folder, *self.elsewhere)
+        return next((p for p in places if all(_existing(p / name) for name in self.files)), None)
+
     def find(self, root: Path) -> dict[str, bytes] | None:
-        """Return the verified content of the files, or None if there are none."""
-        for place in (root / self.folder, *self.elsewhere):
-            found = {name: path for name in self.files if (path := _existing(place / name))}
-            if len(found) == len(self.files):
-                return {name: self._verified(path, self.files[name]) for name, path in found.items()}
-        return None
+        """Return the verified content of the files, or None if they are not there."""
+        place = self.place(root)
+        if place is None:
+            return None
+        return {name: _verified(place / name, checksum) for name, checksum in self.files.items()}
 
     def fetch(self, root: Path, progress: Progress | None) -> None:
         """Download the files into `root`, in torchvision's layout."""
@@ -76,25 +81,27 @@ class Dataset:
                         raise DataError(f"{archive} holds a damaged {name}; delete it and try again.")
                     target = root / self.folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    part = target.with_name(f"{name}.{os.getpid()}.part")
-                    part.write_bytes(content)
-                    part.replace(target)
+                    with whole_file(target) as part:
+                        part.write_bytes(content)
         except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}.") from error
-
-    def _verified(self, path: Path, checksum: str) -> bytes:
-        try:
-            content = path.read_bytes()
-            content = gzip.decompress(content) if path.suffix == ".gz" else content
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} cannot be read: {error}.") from error
-        if (got := _md5(content)) != checksum:
-            raise DataError(f"{path} is damaged: its content has MD5 {got}, not {checksum}; delete it.")
-        return content
 
 
 def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _verified(path: Path, checksum: str) -> bytes:
+    """Return a file's content, decompressed, if it has the right checksum."""
+    path = _existing(path) or path
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if (got := _md5(content)) != checksum:
+        raise DataError(f"{path} is damaged: its content has MD5 {got}, not {checksum}; delete it.")
+    return content
 
 
 def _existing(path: Path) -> Path | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from fedhist.errors import DataError
+from fedhist.files import whole_file
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0
@@ -28,22 +28,19 @@ def download(url: str, to: Path, checksum: str, progress: Callable[[int, int], N
     `progress` is called with the bytes so far and the total, 0 where the server does not tell.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
-    part = to.with_name(f"{to.name}.{os.getpid()}.part")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
-            total, done = int(response.headers.get("Content-Length") or 0), 0
-            while chunk := response.read(CHUNK):
-                file.write(chunk)
-                done += len(chunk)
-                if progress:
-                    progress(done, total)
-        if total and done != total:
-            raise DataError(f"{url} broke off after {done} of {total} bytes; try again.")
-        if (got := md5(part)) != checksum:
-            raise DataError(f"{url} has MD5 {got} where {checksum} was expected; it was not kept.")
-        part.replace(to)
+        with whole_file(to) as part:
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
+                total, done = int(response.headers.get("Content-Length") or 0), 0
+                while chunk := response.read(CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if progress:
+                        progress(done, total)
+            if total and done != total:
+                raise DataError(f"{url} broke off after {done} of {total} bytes; try again.")
+            if (got := md5(part)) != checksum:
+                raise DataError(f"{url} has MD5 {got} where {checksum} was expected; it was not kept.")
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(f"{url} could not be downloaded to {to}: {reason}.") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -176,8 +176,9 @@ class FedHist(Strategy):
 
         update = aggregate
         if self.ina:
-            direction = g.sum(dim=0) if self.ina_direction == "sum" else aggregate
-            update = amplified(direction, self._length(norms, p, partner, partner_dots))
+            if self.ina_direction == "sum":
+                aggregate = g.sum(dim=0)
+            update = amplified(aggregate, self._length(norms, p, partner, partner_dots))
 
         self._remember(arrivals, norms, partner, partner_dots)
         if self.haa:
@@ -193,8 +194,9 @@ class FedHist(Strategy):
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)` (Eq. 8, whose outer sum is a misprint)."""
         weights = temporal_weight(arrivals.staleness)
-        if self.haa:
-            weights = weights + self.lam * self.utility[arrivals.clients]
+        if not self.haa:
+            return weights
+        weights = weights + self.lam * self.utility[arrivals.clients]
         # Two negative weights would normalise to positive ones that favour the worse client.
         return weights if self.weight_floor is None else weights.clamp_min(self.weight_floor)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.errors import require
-from fedhist.strategies.base import Strategy
+from fedhist.strategies.base import Strategy, normalised
 
 
 class REFL(Strategy):
@@ -35,7 +35,7 @@ class REFL(Strategy):
         """Return 1 for fresh uploads and the damped, boosted weight for stale ones."""
         deltas, tau = arrivals.deltas, arrivals.staleness.double()
         fresh = tau == tau.min()
-        fresh_mean = (fresh / fresh.sum()).to(deltas.dtype) @ deltas
+        fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
         # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel, so a zero ĝ is no trouble.
         distance = torch.cdist(deltas, fresh_mean[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
         deviation = torch.where(fresh, 0.0, distance.double().square())

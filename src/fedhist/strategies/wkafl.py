@@ -95,4 +95,4 @@ class WKAFL(Strategy):
         second_clip = torch.where(stage_two, clip_factor(norms, self.stage_two_clip * length), 1.0)
         update = self.combine(torch.where(kept.any(), q, w), g * second_clip[:, None])
         self.previous.copy_(update)
-        return update / (1 + self.slowdown * arrivals.staleness.min()).to(update.dtype)
+        return update / (1 + self.slowdown * arrivals.staleness.min().double()).to(update.dtype)

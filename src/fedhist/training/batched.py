@@ -72,9 +72,8 @@ class BatchedTrainer:
         weight: Tensor,
         objective: Objective,
     ) -> Tensor:
-        unflatten = self.layout.unflatten
-        anchor = Anchor(unflatten(received), unflatten(previous), has_previous)
-        return objective(self.net, unflatten(flat), anchor, Batch(x, y, weight))
+        anchor = Anchor(self.layout, received, previous, has_previous)
+        return objective(self.net, self.layout.unflatten(flat), anchor, Batch(x, y, weight))
 
     def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
         """Evaluate all models at once, a piece of the test set at a time."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -37,8 +39,13 @@ class Job:
 
     def batches(self) -> list[NDArray[np.int64]]:
         """Return the indices of the examples in each minibatch."""
-        rng = Stream(self.seed, "batches").at(self.client, self.version)
+        rng = _stream(threading.get_ident(), self.seed).at(self.client, self.version)
         return self.local.batches(self.task.client(self.client), rng)
+
+
+@lru_cache(maxsize=256)
+def _stream(thread: int, seed: int) -> Stream:  # noqa: ARG001 (a stream is not to be shared by threads)
+    return Stream(seed, "batches")
 
 
 @dataclass(frozen=True)

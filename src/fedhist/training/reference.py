@@ -40,12 +40,7 @@ class ReferenceTrainer:
         x, y, _, _ = job.task.on(self.device)
         self.layout.load(self.net.module, job.received)
         self.net.module.train()
-        previous = job.received if job.previous is None else job.previous
-        anchor = Anchor(
-            received=self.layout.unflatten(job.received),
-            previous=self.layout.unflatten(previous),
-            has_previous=float(job.previous is not None),
-        )
+        anchor = Anchor(self.layout, job.received, job.previous)
         optimizer = torch.optim.SGD(
             self.net.own.values(),
             lr=job.local.lr,

@@ -13,13 +13,50 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch
 from fedhist.training.job import Evaluation, Job
 from fedhist.training.net import ModuleNet
 from fedhist.training.reference import TEST_BATCH, count_correct, summed
+
+
+class _Data:
+    """A task's data in the memory order that the model runs fastest on."""
+
+    def __init__(self, task: Task, channels_last: bool) -> None:
+        self.y, self.y_test = task.y, task.y_test
+        self._channels_last = channels_last
+        self._x, self._x_test = (
+            x.permute(0, 2, 3, 1).contiguous() if channels_last else x for x in (task.x, task.x_test)
+        )
+
+    def train(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        # index_select on whole rows is four times faster than x[index].
+        return self._restored(self._x.index_select(0, index)), self.y.index_select(0, index)
+
+    def test(self, part: slice) -> tuple[Tensor, Tensor]:
+        return self._restored(self._x_test[part]), self.y_test[part]
+
+    def _restored(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2) if self._channels_last else x
+
+
+def _takes_channels_last(task: Task) -> bool:
+    """Whether the model convolves images and does not insist on one memory order, as ``view`` does.
+
+    With channels last, convolution and pooling on a CPU take about three quarters of the time.
+    """
+    module = task.build(seed=0)
+    if task.x.ndim != 4 or not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        return False
+    try:
+        with torch.no_grad():
+            module(task.x[:2].contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Worker:
@@ -34,22 +71,16 @@ class _Worker:
         for parameter, view in zip(self.net.own.values(), self.views, strict=True):
             parameter.data = view
 
-    def train(self, job: Job, out: Tensor) -> None:
-        x, y, _, _ = job.task.on(torch.device("cpu"))
+    def train(self, job: Job, data: _Data, out: Tensor) -> None:
         local = job.local
         self.flat.copy_(job.received)
         self.net.module.train()
-        previous = job.received if job.previous is None else job.previous
-        anchor = Anchor(
-            received=self.layout.unflatten(job.received),
-            previous=self.layout.unflatten(previous),
-            has_previous=float(job.previous is not None),
-        )
+        anchor = Anchor(self.layout, job.received, job.previous)
         parameters = tuple(self.net.own.values())
         velocity: Sequence[Tensor] | None = None
         for examples in job.batches():
-            index = torch.from_numpy(examples)
-            loss = job.objective(self.net, self.net.own, anchor, Batch(x[index], y[index]))
+            batch = Batch(*data.train(torch.from_numpy(examples)))
+            loss = job.objective(self.net, self.net.own, anchor, batch)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             if local.weight_decay:
                 gradients = torch._foreach_add(gradients, self.views, alpha=local.weight_decay)
@@ -60,18 +91,17 @@ class _Worker:
             torch._foreach_add_(self.views, gradients, alpha=-local.lr)
         torch.sub(job.received, self.flat, out=out)
 
-    def evaluate(self, task: Task, model: Tensor, at: int) -> tuple[float, Tensor, Tensor]:
-        _, _, x, y = task.on(torch.device("cpu"))
+    def evaluate(self, model: Tensor, data: _Data, part: slice, classes: int) -> tuple[float, Tensor, Tensor]:
         self.flat.copy_(model)
-        part = slice(at, at + TEST_BATCH)
-        return count_correct(self.net, x[part], y[part], task.num_classes)
+        return count_correct(self.net, *data.test(part), classes)
 
 
 class ThreadedTrainer:
     """Trains as many clients at a time as there are cores."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._task, self._channels_last = task, _takes_channels_last(task)
+        self._prepared: dict[Task, _Data] = {}
         self._local = threading.local()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -85,14 +115,21 @@ class ThreadedTrainer:
         worker: _Worker = self._local.worker
         return worker
 
+    def _data(self, task: Task) -> _Data:
+        if task not in self._prepared:
+            self._prepared[task] = _Data(task, self._channels_last)
+        return self._prepared[task]
+
     def train(self, jobs: Sequence[Job], out: Tensor) -> None:
         """Write each job's upload into its row of `out`."""
-        self.each(lambda pair: self._worker().train(*pair), list(zip(jobs, out, strict=True)))
+        work = [(job, self._data(job.task), row) for job, row in zip(jobs, out, strict=True)]
+        self.each(lambda piece: self._worker().train(*piece), work)
 
     def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
         """Evaluate all models, in pieces of the test set."""
         starts = range(0, len(task.x_test), TEST_BATCH)
-        pieces = [(task, model, at) for model in models for at in starts]
+        data, classes = self._data(task), task.num_classes
+        pieces = [(model, data, slice(at, at + TEST_BATCH), classes) for model in models for at in starts]
         parts = self.each(lambda piece: self._worker().evaluate(*piece), pieces)
         return [summed(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
 

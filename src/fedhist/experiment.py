@@ -1,0 +1,87 @@
+"""From settings to a finished comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedhist.data import Task, load_task, partition
+from fedhist.data.datasets import Progress
+from fedhist.errors import require
+from fedhist.history import Comparison
+from fedhist.methods import METHODS, Method, as_method, build, parse_spec
+from fedhist.settings import Settings
+from fedhist.simulation.devices import DEVICES, Devices, SlowGroup
+from fedhist.simulation.engine import OnRound, compare
+from fedhist.training import LocalSGD
+
+
+def run_experiment(
+    settings: Settings, on_round: OnRound | None = None, progress: Progress | None = None
+) -> Comparison:
+    """Run all methods and seeds of the settings; each seed has its own split, schedule and model."""
+    return compare(
+        methods_of(settings),
+        lambda seed: task_of(settings, seed, progress),
+        k=settings.k,
+        rounds=settings.rounds,
+        seeds=range(settings.seed, settings.seed + settings.seeds),
+        local=LocalSGD(
+            lr=settings.lr,
+            steps=settings.local_steps,
+            batch_size=settings.batch_size,
+            epochs=settings.epochs,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        ),
+        devices=devices_of(settings),
+        server_lr=settings.server_lr,
+        concurrency=settings.concurrency,
+        eval_every=settings.eval_every or min(100, max(1, settings.rounds // 20)),
+        device=settings.device,
+        trainer=settings.trainer,
+        on_round=on_round,
+    )
+
+
+def methods_of(settings: Settings) -> list[Method]:
+    """Return the methods to run; "all" stands for every one."""
+    names = [name for given in settings.strategy for name in (METHODS if given == "all" else (given,))]
+    return [as_method(name) for name in names]
+
+
+def slow_clients(settings: Settings) -> range:
+    """Return the slow clients' ids: the first ones, since splits make no difference between ids."""
+    return range(round(settings.slow_fraction * settings.clients))
+
+
+def devices_of(settings: Settings) -> Devices:
+    """Return how long the clients take."""
+    name, options = parse_spec("devices", settings.devices, DEVICES)
+    devices: Devices = build(name, DEVICES[name], options)
+    slow = slow_clients(settings)
+    return SlowGroup(slow, settings.slow_speed, devices) if slow else devices
+
+
+def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:
+    """Load the data set and divide it among the clients."""
+    splits: dict[str, Callable[[Any], partition.Split]] = {
+        "dirichlet": lambda y: partition.dirichlet(y, settings.clients, settings.beta, seed),
+        "iid": lambda y: partition.iid(y, settings.clients, seed),
+        "shards": lambda y: partition.shards(y, settings.clients, settings.shards_per_client, seed),
+    }
+    slow = slow_clients(settings)
+    require(
+        settings.rare_class is None or len(slow) > 0,
+        f"rare_class={settings.rare_class} needs slow clients to hold it; set slow_fraction above 0.",
+    )
+    return load_task(
+        settings.dataset,
+        settings.clients,
+        seed=seed,
+        split=splits[settings.split],
+        rare_class=settings.rare_class,
+        rare_clients=slow,
+        data_dir=settings.data_dir,
+        progress=progress,
+    )

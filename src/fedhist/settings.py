@@ -1,0 +1,104 @@
+"""Every setting of a simulation that has a name, for TOML files and the command line alike.
+
+Imports nothing heavy: ``fedhist --help`` is built from it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedhist.errors import InvalidInput, unknown
+from fedhist.files import whole_file
+
+
+def _in(panel: str, default: Any, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
+
+
+class Settings(BaseModel):
+    """What to run, on what, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    strategy: tuple[str, ...] = _in(
+        "Method", ("fedhist",), "A method's name, or name:option=value,… (see `fedhist strategies`)."
+    )
+    k: int = _in("Method", 10, "Uploads that close a round.")
+    rounds: int = _in("Method", 300, "Rounds to run.")
+    server_lr: float = _in("Method", 1.0, "The server's learning rate.")
+    concurrency: int | None = _in("Method", None, "Clients at work at a time; all by default.")
+
+    dataset: str = _in("Data", "digits", "digits, fashion-mnist, cifar10 or cifar100.")
+    data_dir: Path | None = _in("Data", None, "Folder with data sets in torchvision's layout.")
+    clients: int = _in("Data", 100, "Number of clients N.")
+    split: Literal["dirichlet", "iid", "shards"] = _in(
+        "Data", "dirichlet", "How labels are divided: dirichlet, iid or shards."
+    )
+    beta: float = _in("Data", 0.3, "Dirichlet parameter; the smaller, the more skewed.")
+    shards_per_client: int = _in("Data", 2, "Shards each client gets with split = shards.")
+    rare_class: int | None = _in("Data", None, "A class that only the slow clients hold.")
+
+    lr: float = _in("Local work", 0.01, "The clients' learning rate.")
+    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.")
+    epochs: int | None = _in("Local work", None, "Passes over a client's data per upload, instead of steps.")
+    batch_size: int = _in("Local work", 32, "Examples per minibatch.")
+    momentum: float = _in("Local work", 0.0, "Momentum of local SGD.")
+    weight_decay: float = _in("Local work", 0.0, "Weight decay of local SGD.")
+
+    devices: str = _in(
+        "Devices",
+        "lognormal",
+        "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit or random "
+        "(K of N at random), with options as in lognormal:sigma=1.",
+    )
+    slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
+    slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
+
+    seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
+    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
+    eval_every: int | None = _in(
+        "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100."
+    )
+    device: str = _in("Run", "auto", "auto, cpu or cuda.")
+    trainer: str = _in("Run", "auto", "auto, reference, threaded or batched.")
+    target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
+
+    @pydantic.field_validator("strategy", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @classmethod
+    def read(cls, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+        """Combine a TOML file with the flags that were given; flags win, None is not given."""
+        values: dict[str, Any] = {}
+        if file is not None:
+            try:
+                values = tomllib.loads(file.read_text())
+            except OSError as error:
+                raise InvalidInput(f"config={file} cannot be read: {error.strerror}.") from error
+            except ValueError as error:
+                raise InvalidInput(f"config={file} is not TOML: {error}.") from error
+        values |= {key: value for key, value in (flags or {}).items() if value is not None}
+        for key in values:
+            if key not in cls.model_fields:
+                raise unknown("setting", key, cls.model_fields)
+        try:
+            return cls(**values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            name, reason = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
+            raise InvalidInput(f"{name}={first['input']!r} cannot be used: {reason}.") from error
+
+    def write(self, path: Path) -> None:
+        """Write the settings as TOML that :meth:`read` understands."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        with whole_file(path) as part:
+            part.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))

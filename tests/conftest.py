@@ -1,0 +1,68 @@
+"""Small tasks that train in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhist as fh
+
+
+def blobs(examples: int, seed: int, classes: int = 3, features: int = 5) -> tuple[Tensor, Tensor]:
+    """Return labelled points around one centre per class."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.randn(classes, features, generator=torch.Generator().manual_seed(99))
+    y = torch.arange(examples) % classes
+    return centres[y] + torch.randn(examples, features, generator=generator), y
+
+
+@pytest.fixture
+def make_task() -> Callable[..., fh.Task]:
+    def make(
+        clients: int = 8, model: nn.Module | Callable[[], nn.Module] | None = None, examples: int = 120
+    ) -> fh.Task:
+        x, y = blobs(examples, seed=1)
+        x_test, y_test = blobs(60, seed=2)
+        sizes = np.cumsum(np.arange(1, clients + 1))
+        cuts = (sizes[:-1] * examples / sizes[-1]).astype(int)  # clients of very different size
+        return fh.Task(
+            model=model or (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))),
+            x=x,
+            y=y,
+            clients=np.split(np.arange(examples), cuts),
+            x_test=x_test,
+            y_test=y_test,
+            name="blobs",
+        )
+
+    return make
+
+
+@pytest.fixture
+def task(make_task: Callable[..., fh.Task]) -> fh.Task:
+    return make_task()
+
+
+class TinyConv(nn.Module):
+    """A convolutional net whose ``view`` insists on contiguous memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+        self.fc = nn.Linear(3 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.conv(x))
+        return self.fc(hidden.view(len(x), -1))
+
+
+@pytest.fixture
+def image_task() -> fh.Task:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 2, 6, 6, generator=generator)
+    y = torch.arange(40) % 3
+    return fh.Task(TinyConv, x, y, np.array_split(np.arange(40), 5), x[:9], y[:9], name="images")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhist as fh
+
+
+def parts(**change: Any) -> dict[str, Any]:
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    return {
+        "model": nn.Linear(4, 3),
+        "x": x,
+        "y": y,
+        "clients": [np.arange(6), np.arange(6, 12)],
+        "x_test": x,
+        "y_test": y,
+    } | change
+
+
+def test_describes_itself() -> None:
+    task = fh.Task(**parts())
+    assert (task.num_clients, task.num_classes, task.layout.size) == (2, 3, 15)
+    assert task.sizes.tolist() == [6, 6] and task.client(1).tolist() == [6, 7, 8, 9, 10, 11]
+    assert task.label_counts().tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert repr(task) == "Task('custom', clients=2, examples=12, classes=3, parameters=15)"
+
+
+def test_a_module_keeps_its_weights_and_a_function_is_seeded() -> None:
+    model = nn.Linear(4, 3)
+    given = fh.Task(**parts(model=model))
+    assert torch.equal(given.layout.flatten(given.build(1)), given.layout.flatten(model))
+    built = fh.Task(**parts(model=lambda: nn.Linear(4, 3)))
+    first, again, other = (built.layout.flatten(built.build(s)) for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    task = fh.Task(**parts(model=lambda: nn.Linear(4, 3)))
+    before = torch.get_rng_state()
+    task.build(3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_frozen_parameters_do_not_travel() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    task = fh.Task(**parts(model=model))
+    assert task.layout.size == 27
+    history = fh.simulate("fedavg", task, k=1, rounds=3, local=fh.LocalSGD(lr=0.1))
+    assert history.model is not None and set(history.model) == {"2.weight", "2.bias"}
+
+
+def test_constant_buffers_are_fine() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("scale", torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x * self.scale)
+
+    history = fh.simulate("fedavg", fh.Task(**parts(model=Scaled)), k=1, rounds=3)
+    assert len(history.records) == 1
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x": torch.randn(12, 5)}, "model Linear does not fit inputs of shape (5,): "),
+        ({"model": nn.Linear(4, 2)}, "model Linear has 2 outputs, but the labels run to 2."),
+        ({"model": Odd()}, "model Odd must return logits of shape (batch, classes), got torch.Size([2])."),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
+            "model Sequential keeps statistics of its batches (1.running_mean), which averaging parameters "
+            "cannot merge; use GroupNorm or LayerNorm instead.",
+        ),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))},
+            "model Sequential keeps statistics of its batches (1)",
+        ),
+        ({"model": nn.Linear(4, 3).requires_grad_(False)}, "model Linear has no trainable parameters."),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())},
+            "model Sequential mixes parameter types ['torch.float32', 'torch.float64']; use one.",
+        ),
+        ({"model": lambda: 3}, "model() must return an nn.Module, got int."),
+        ({"x": [1, 2]}, "x and y must be tensors, got list and Tensor."),
+        ({"y": torch.arange(11)}, "y must hold one label for each of the 12 rows of x, got shape (11,)."),
+        ({"y": torch.ones(12)}, "y must hold class numbers ≥ 0, got torch.float32 with minimum 1.0."),
+        ({"y_test": -torch.ones(12).long()}, "y_test must hold class numbers ≥ 0"),
+        ({"clients": []}, "clients must name at least one client."),
+        ({"clients": [[0], []]}, "clients[1] holds no examples; every client needs one."),
+        ({"clients": [[0], [12]]}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": [[0.5]]}, "clients[0] must hold indices from 0 to 11."),
+    ],
+)
+def test_refuses(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=f"^{re.escape(sentence)}"):
+        fh.Task(**parts(**change))

@@ -1,0 +1,86 @@
+"""Every strategy against loops written independently from the specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedhist as fh
+from tests import oracle
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("FedAvg", {}),
+    ("FedAvg", {"by_examples": False}),
+    ("DynSGD", {}),
+    ("DynSGD", {"normalise": False}),
+    ("TWAFL", {}),
+    ("TWAFL", {"by_examples": False}),
+    ("REFL", {}),
+    ("REFL", {"beta": 0.8}),
+    ("WKAFL", {}),
+    ("WKAFL", {"clip": 1.1, "sharpness": 50.0}),
+    ("WKAFL", {"stage_two": 5, "stage_two_clip": 0.7}),
+    ("FedHist", {}),
+    ("FedHist", {"history": 1}),
+    ("FedHist", {"history": 7}),
+    ("FedHist", {"egs": False}),
+    ("FedHist", {"haa": False}),
+    ("FedHist", {"ina": False}),
+    ("FedHist", {"alpha": 0.8, "lam": 5.0, "gamma": 0.5, "sim_threshold": 0.2}),
+    ("FedHist", {"weight_floor": 0.05}),
+    ("FedHist", {"weight_floor": None, "lam": 0.01}),
+    ("FedHist", {"ina_direction": "sum"}),
+    ("FedHist", {"ina_direction": "sum", "remember_amplified": False}),
+    ("FedHist", {"ina_norms": "fused"}),
+    ("FedHist", {"ina_norms": "weighted"}),
+    ("FedHist", {"remember_amplified": False}),
+    ("FedHist", {"remember_fused": True, "alpha": 0.5}),
+    ("FedHist", {"leave_one_out": True}),
+    ("FedHist", {"relative_support": True}),
+    ("FedHist", {"relative_support": True, "leave_one_out": True, "remember_fused": True}),
+]
+
+
+def largest_error(name: str, options: dict[str, Any], n: int, k: int, p: int, seed: int, dtype: torch.dtype) -> float:
+    """Return the largest relative error of any update or weight over forty rounds."""
+    ours = getattr(fh, name)(**options).setup(n, k, p, dtype=dtype)
+    theirs = getattr(oracle, name)(n, k, **options)
+    worst = 0.0
+    for deltas, staleness, clients, sizes in oracle.random_stream(np.random.default_rng(seed), n, k, p, rounds=40):
+        uploads = torch.tensor(deltas, dtype=dtype)
+        expected, weights = theirs.step(uploads.double().numpy(), staleness, clients, sizes)
+        update = ours(fh.Arrivals(uploads, torch.tensor(staleness), torch.tensor(clients), torch.tensor(sizes)))
+        scale = np.linalg.norm(expected)
+        worst = max(worst, float(np.linalg.norm(update.double().numpy() - expected) / scale))
+        if weights is not None:
+            worst = max(worst, float(np.abs(ours.last_weights.numpy() - weights).max()))
+    return worst
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize(("n", "k"), [(20, 4), (50, 5), (6, 6), (9, 1)])
+def test_float64_agrees_to_rounding(name: str, options: dict[str, Any], n: int, k: int) -> None:
+    assert largest_error(name, options, n, k, p=64, seed=n, dtype=torch.float64) < 1e-9
+
+
+@given(data=st.data(), case=st.sampled_from(CASES), seed=st.integers(0, 10**6))
+@settings(max_examples=80, deadline=None)
+def test_float32_agrees_for_any_shape(data: st.DataObject, case: tuple[str, dict[str, Any]], seed: int) -> None:
+    n = data.draw(st.integers(1, 60), label="n")
+    k = data.draw(st.integers(1, n), label="k")
+    p = data.draw(st.integers(24, 400), label="p")
+    assert largest_error(*case, n, k, p, seed, torch.float32) < 1e-3
+
+
+def test_utilities_agree() -> None:
+    ours, theirs = fh.FedHist().setup(30, 5, 50, dtype=torch.float64), oracle.FedHist(30, 5)
+    for deltas, tau, clients, sizes in oracle.random_stream(np.random.default_rng(0), 30, 5, 50, rounds=60):
+        theirs.step(deltas, tau, clients, sizes)
+        ours(fh.Arrivals(*map(torch.tensor, (deltas, tau, clients, sizes))))
+        np.testing.assert_allclose(ours.utility.numpy(), theirs.utility, rtol=1e-9, atol=1e-12)
+    assert (np.array(theirs.utility) > 0.01).any() and (np.array(theirs.utility) < 0).any()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedhist
+
+SOURCE = Path(fedhist.__file__).parent
+
+# Who may import whom, by the first part of the module name below fedhist.
+ROOMS = {
+    "errors": set(),
+    "files": set(),
+    "streams": {"errors"},
+    "parameters": {"errors"},
+    "arrivals": {"errors"},
+    "models": {"errors"},
+    "strategies": {"arrivals", "errors"},
+    "objectives": {"parameters", "errors"},
+    "data": {"errors", "files", "models", "parameters", "streams"},
+    "training": {"data", "errors", "objectives", "parameters", "streams"},
+    "history": {"errors", "files"},
+    "methods": {"errors", "objectives", "strategies"},
+    "settings": {"errors", "files"},
+    "simulation": {
+        "arrivals", "data", "errors", "history", "methods", "objectives", "strategies", "streams", "training",
+    },
+    "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
+    "report": {"files", "history"},
+}  # fmt: skip
+
+
+def imported_rooms(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text())
+    names = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+    return {name.split(".")[1] for name in names if name.startswith("fedhist.")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_lies_before_them(room: str) -> None:
+    files = [SOURCE / f"{room}.py"] if (SOURCE / f"{room}.py").exists() else sorted((SOURCE / room).rglob("*.py"))
+    assert files
+    for file in files:
+        assert imported_rooms(file) <= ROOMS[room] | {room}, file
+
+
+def test_every_room_is_listed() -> None:
+    found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found == {*ROOMS, "__init__", "cli"}
+
+
+def test_public_names_are_sorted_and_importable() -> None:
+    assert fedhist.__all__ == sorted(fedhist.__all__)
+    for name in fedhist.__all__:
+        assert getattr(fedhist, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'FedHits'"):
+        _ = fedhist.FedHits
+
+
+def test_public_names_are_told_to_type_checkers() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    assert {a.name for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names} == set(fedhist.__all__)
+
+
+def test_command_line_starts_without_torch() -> None:
+    code = "import sys, fedhist.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False False"
+
+
+def test_core_needs_only_torch_and_numpy() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'pydantic', 'safetensors', 'sklearn', 'scipy', 'matplotlib'):\n"
+        "    sys.modules[name] = None\n"
+        "import fedhist\n"
+        "print(len([getattr(fedhist, name) for name in fedhist.__all__]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stdout) == len(fedhist.__all__)
