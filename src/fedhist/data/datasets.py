@@ -124,20 +124,12 @@ def _read_fashion(
 class _ArrayUnpickler(pickle.Unpickler):
     """Reads the pickles CIFAR ships in, and refuses any that holds more than arrays and plain values."""
 
-    ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        }
-    )
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        if name == "_reconstruct":
-            module = "numpy._core.multiarray"
-        return super().find_class(module, name)
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return super().find_class("numpy._core.multiarray", name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _read_cifar(
@@ -149,7 +141,7 @@ def _read_cifar(
             batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
             labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
             images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32)
-        except (pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+        except (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{name} is not a CIFAR batch: {error}.") from error
         parts[name.startswith("test")].append((images, np.asarray(labels, np.int64)))
     train, test = parts[False], parts[True]

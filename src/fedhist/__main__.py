@@ -1,0 +1,5 @@
+"""``python -m fedhist``."""
+
+from fedhist.cli import main
+
+main()

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedhist as fh
+from fedhist.data import datasets
+from fedhist.data.datasets import DATASETS, DEBIAN, data_folder, load_dataset
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
+
+
+def known(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
+    """Make the data set consist of these files."""
+    sums = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], files=sums, sources={}, elsewhere=()))
+
+
+@pytest.fixture
+def fashion(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    rng = np.random.default_rng(0)
+    files = {}
+    for part, count in (("train", 30), ("t10k", 10)):
+        files[f"{part}-images-idx3-ubyte"] = idx(rng.integers(0, 256, (count, 28, 28), dtype=np.uint8))
+        files[f"{part}-labels-idx1-ubyte"] = idx(np.arange(count, dtype=np.uint8) % 10)
+    known(monkeypatch, "fashion-mnist", files)
+    return files
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fashion_mnist_in_torchvisions_layout(fashion: dict[str, bytes], tmp_path: Path, packed: bool) -> None:
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, content in fashion.items():
+        if packed:
+            (raw / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (raw / name).write_bytes(content)
+    x, y, x_test, y_test = load_dataset("fashion-mnist", tmp_path)
+    assert x.shape == (30, 1, 28, 28) and x_test.shape == (10, 1, 28, 28)
+    assert y.tolist() == [i % 10 for i in range(30)] and y_test.tolist() == list(range(10))
+    assert float(x.mean()) == pytest.approx(0, abs=1e-5) and float(x.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_damaged_file_is_named(fashion: dict[str, bytes], tmp_path: Path) -> None:
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, content in fashion.items():
+        (raw / name).write_bytes(content[:-1] + b"!")
+    with pytest.raises(fh.DataError, match=r"train-images-idx3-ubyte is damaged: its content has MD5"):
+        load_dataset("fashion-mnist", tmp_path)
+    for name, content in fashion.items():
+        (raw / name).unlink()
+        (raw / f"{name}.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(fh.DataError, match=r"train-images-idx3-ubyte.gz cannot be read"):
+        load_dataset("fashion-mnist", tmp_path)
+
+
+def cifar(images: Any, labels: Any, key: bytes = b"labels") -> bytes:
+    """Pickle a batch with byte strings for keys, as CIFAR's are once Python 3 has read them."""
+    return pickle.dumps({b"data": images, key: labels, b"batch_label": b"x"}, protocol=3)
+
+
+@pytest.mark.parametrize(("name", "key"), [("cifar10", b"labels"), ("cifar100", b"fine_labels")])
+def test_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, key: bytes) -> None:
+    rng, files, images = np.random.default_rng(0), {}, []
+    for file in DATASETS[name].files:
+        images.append(rng.integers(0, 256, (4, 3072), dtype=np.uint8))
+        files[file] = cifar(images[-1], [0, 1, 2, 3], key)
+    known(monkeypatch, name, files)
+    folder = tmp_path / DATASETS[name].folder
+    folder.mkdir()
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    x, y, x_test, y_test = load_dataset(name, tmp_path)
+    assert x.shape == (4 * (len(files) - 1), 3, 32, 32) and x_test.shape == (4, 3, 32, 32)
+    assert y[:4].tolist() == y_test.tolist() == [0, 1, 2, 3]
+    # Normalising is monotone, so the brightest pixel of a channel stays the brightest.
+    assert int(x_test[0, 0].argmax()) == int(images[-1][0].reshape(3, 1024)[0].argmax())
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("gotcha",)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (pickle.dumps({b"data": Evil(), b"labels": []}, protocol=3), "it names builtins.print"),
+        (pickle.dumps([1, 2]), "train is not a CIFAR batch"),
+        (b"\x80\x02nonsense", "train is not a CIFAR batch"),
+        (b"", "train is not a CIFAR batch"),
+    ],
+)
+def test_a_pickle_may_hold_arrays_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes,
+    sentence: str,
+) -> None:
+    known(monkeypatch, "cifar100", {"train": content, "test": content})
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for file in ("train", "test"):
+        (folder / file).write_bytes(content)
+    with pytest.raises(fh.DataError, match=sentence):
+        load_dataset("cifar100", tmp_path)
+    assert "gotcha" not in capsys.readouterr().out
+
+
+def test_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDHIST_DATA", raising=False)
+    assert data_folder() == Path.home() / ".cache" / "fedhist"
+    (tmp_path / "data").mkdir()
+    assert data_folder() == Path("data")
+    monkeypatch.setenv("FEDHIST_DATA", "/somewhere")
+    assert data_folder() == Path("/somewhere")
+
+
+def test_digits() -> None:
+    task = fh.load_task("digits", clients=10, beta=None)
+    assert task.x.shape == (1437, 1, 8, 8) and task.x_test.shape == (360, 1, 8, 8)
+    assert task.num_classes == 10 and task.name == "digits"
+    assert torch.bincount(task.y_test).min() > 20
+
+
+def test_own_model_and_split() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    task = fh.load_task("digits", model=model, split=lambda y: fh.shards(y, 30, per_client=1))
+    assert task.num_clients == 30 and task.layout.size == 650
+
+
+def test_lenet_has_the_papers_size() -> None:
+    def size(*shape: int) -> int:
+        return sum(p.numel() for p in fh.LeNet(*shape).parameters())
+
+    assert size(3, 32, 10) == 62_006 and size(1, 28, 10) == 61_706
+    for side in range(8, 65):
+        assert fh.LeNet(1, side, 4)(torch.zeros(2, 1, side, side)).shape == (2, 4)
+    with pytest.raises(fh.InvalidInput, match="size must be at least 8 pixels, got 7"):
+        fh.LeNet(1, 7)
+
+
+def test_refuses() -> None:
+    with pytest.raises(fh.InvalidInput, match="unknown dataset 'fashion_mnist': did you mean 'fashion-mnist'?"):
+        fh.load_task("fashion_mnist")
+    with pytest.raises(fh.InvalidInput, match="clients must be at least 1, got 0."):
+        fh.load_task("digits", clients=0)
+    with pytest.raises(fh.InvalidInput, match="beta must be positive, got -1"):
+        fh.load_task("digits", beta=-1)
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_fedhist_leads_fedavg_on_fashion_mnist(tmp_path: Path) -> None:
+    """The paper's regime, shortened: stale and skewed clients, one local step of 32 examples."""
+    task = fh.load_task("fashion-mnist", clients=100, beta=0.3, seed=0, data_dir=tmp_path)
+    assert (len(task.x), len(task.x_test), task.layout.size) == (60_000, 10_000, 61_706)
+    runs = fh.compare(["fedavg", "fedhist"], task, k=10, rounds=150, seeds=1, eval_every=150)
+    assert runs["FedHist"][0].final_accuracy > runs["FedAvg"][0].final_accuracy + 0.05
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_real_cifar(name: str) -> None:
+    if DATASETS[name].place(data_folder()) is None:
+        pytest.skip(f"{name} is not in {data_folder()}")
+    x, y, x_test, y_test = datasets.load_dataset(name)
+    assert x.shape == (50_000, 3, 32, 32) and x_test.shape == (10_000, 3, 32, 32)
+    assert torch.bincount(y).unique().numel() == torch.bincount(y_test).unique().numel() == 1

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhist as fh
+from fedhist.training import Job, make_trainer
+
+EVERY = ["fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+
+
+class Hinge(fh.Strategy):
+    """FedAsync's hinge weight (Xie et al., 2019), the example of a method of one's own."""
+
+    def __init__(self, a: float = 10.0, b: float = 4.0) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        return 1 / (self.a * (arrivals.staleness - 1 - self.b).clamp_min(0) + 1)
+
+
+def written_out(task: fh.Task, k: int, rounds: int, seed: int) -> Tensor:
+    """K-async FedAvg with every client's model kept: what the engine must amount to."""
+    schedule = fh.make_schedule(task.num_clients, k, rounds, fh.LogNormal(), seed)
+    trainer = make_trainer("reference", task, torch.device("cpu"))
+    model = task.layout.flatten(task.build(seed))
+    held = {client: (1, model) for client in range(task.num_clients)}
+    for round_ in range(1, rounds + 1):
+        clients = schedule.clients[round_ - 1].tolist()
+        uploads = torch.empty(k, task.layout.size)
+        trainer.train([Job(task, LOCAL, fh.CrossEntropy(), seed, c, *held[c], None) for c in clients], uploads)
+        share = torch.tensor(task.sizes[clients] / task.sizes[clients].sum(), dtype=torch.float32)
+        model = model - share @ uploads
+        held |= {c: (round_ + 1, model) for c in clients}
+    return model
+
+
+def flat(task: fh.Task, history: fh.History) -> Tensor:
+    assert history.model is not None
+    return torch.cat([history.model[name].flatten() for name in task.layout.shapes])
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_equals_the_loop_written_out(task: fh.Task, trainer: str, k: int) -> None:
+    history = fh.simulate("fedavg", task, k=k, rounds=25, local=LOCAL, seed=4, trainer=trainer)
+    torch.testing.assert_close(flat(task, history), written_out(task, k, 25, 4), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_every_method_learns(task: fh.Task, method: str) -> None:
+    history = fh.simulate(method, task, k=3, rounds=80, local=LOCAL, eval_every=40)
+    assert history.round == [40, 80]
+    assert history.final_accuracy > 0.8
+    assert history.loss[-1] < history.loss[0]
+
+
+@pytest.mark.parametrize("method", ["fedhist", "moon"])
+def test_same_seed_same_bits(task: fh.Task, method: str) -> None:
+    runs = [fh.simulate(method, task, k=3, rounds=20, local=LOCAL, seed=1, eval_every=5) for _ in range(2)]
+    assert runs[0].records == runs[1].records
+    assert torch.equal(flat(task, runs[0]), flat(task, runs[1]))
+    other = fh.simulate(method, task, k=3, rounds=20, local=LOCAL, seed=2, eval_every=5)
+    assert other.records != runs[0].records
+
+
+def test_a_run_does_not_depend_on_the_runs_beside_it(task: fh.Task) -> None:
+    together = fh.compare(EVERY, task, k=3, rounds=15, seeds=[3, 7], local=LOCAL, eval_every=5)
+    for method in ("fedhist", "moon", "wkafl"):
+        for seed in (3, 7):
+            alone = fh.simulate(method, task, k=3, rounds=15, seed=seed, local=LOCAL, eval_every=5)
+            (beside,) = [h for h in together[alone.method] if h.seed == seed]
+            assert alone.records == beside.records
+            assert np.array_equal(alone.weights, beside.weights)
+            assert torch.equal(flat(task, alone), flat(task, beside))
+
+
+def test_methods_meet_the_same_arrivals(task: fh.Task) -> None:
+    runs = fh.compare(["fedavg", "fedhist"], task, k=3, rounds=10, seeds=2)
+    for a, b in zip(runs["FedAvg"], runs["FedHist"], strict=True):
+        assert np.array_equal(a.clients, b.clients) and np.array_equal(a.arrived, b.arrived)
+    assert not np.array_equal(runs[0].clients, runs[1].clients)
+
+
+def test_a_task_for_each_seed(make_task: Callable[..., fh.Task]) -> None:
+    built: list[int] = []
+
+    def task_of(seed: int) -> fh.Task:
+        built.append(seed)
+        return make_task(clients=4 + seed)
+
+    runs = fh.compare(["fedavg", "fedhist"], task_of, k=2, rounds=5, seeds=2)
+    assert built == [0, 1]
+    assert runs["FedAvg"][1].clients.max() <= 4
+
+
+def test_a_new_method_in_a_few_lines(task: fh.Task) -> None:
+    alone = fh.simulate(Hinge(), task, k=3, rounds=30, local=LOCAL)
+    runs = fh.compare([fh.FedAvg(), Hinge(a=1.0)], task, k=3, rounds=30, seeds=1, local=LOCAL)
+    assert alone.method == "Hinge" and runs.methods == ["FedAvg", "Hinge(a=1.0)"]
+    raw = 1 / (10 * np.maximum(alone.staleness - 5, 0) + 1)
+    np.testing.assert_allclose(alone.weights, raw / raw.sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+def test_simulating_does_not_change_the_strategy(task: fh.Task) -> None:
+    strategy = fh.FedHist()
+    fh.simulate(strategy, task, k=3, rounds=5)
+    assert not list(strategy.buffers())
+
+
+def test_server_learning_rate_scales_the_step(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task(model=nn.Linear(5, 3))
+    start = task.layout.flatten(task.build(0))
+    full, half = (fh.simulate("fedavg", task, k=2, rounds=1, server_lr=lr) for lr in (1.0, 0.5))
+    torch.testing.assert_close(start - flat(task, half), 0.5 * (start - flat(task, full)))
+
+
+def test_history_describes_the_run(task: fh.Task) -> None:
+    history = fh.simulate("fedhist", task, k=3, rounds=10, eval_every=4)
+    assert history.round == [4, 8, 10]
+    assert history.clients.shape == history.staleness.shape == history.weights.shape == (10, 3)
+    np.testing.assert_allclose(history.weights.sum(axis=1), 1, rtol=1e-5)
+    assert history.mean_staleness[1] == history.staleness[4:8].mean()
+    assert history.max_staleness[2] == history.staleness[8:].max()
+    assert history.time == history.arrived[[3, 7, 9], -1].tolist()
+    for record in history.records:
+        assert len(record.per_class) == 3
+        assert record.accuracy == pytest.approx(np.mean([a for a in record.per_class if a is not None]))
+    assert history.wall_seconds > 0
+
+
+def test_on_round_sees_every_round(task: fh.Task) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def watch(round_: int, histories: Sequence[fh.History]) -> None:
+        seen.append((round_, len(histories[0].records)))
+
+    fh.simulate("fedavg", task, k=2, rounds=5, eval_every=2, on_round=watch)
+    assert seen == [(1, 0), (2, 1), (3, 1), (4, 2), (5, 3)]
+
+
+def test_divergence_is_told_in_a_sentence(task: fh.Task) -> None:
+    with pytest.raises(
+        fh.DivergedError,
+        match=r"FedAvg, seed 0: .* in round \d+; the learning rate lr=1e\+30 is probably too high",
+    ):
+        fh.simulate("fedavg", task, k=2, rounds=50, local=fh.LocalSGD(lr=1e30))
+
+
+def test_a_client_that_uploads_nan_is_named(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    task.x[task.client(5)[0]] = torch.nan
+    with pytest.raises(fh.DivergedError, match="client 5 uploaded NaN or infinity in round 1;"):
+        fh.simulate("fedhist", task, k=8, rounds=3, local=fh.LocalSGD(batch_size=200))
+
+
+def test_a_strategy_that_returns_the_wrong_shape(task: fh.Task) -> None:
+    class Wrong(fh.Strategy):
+        def forward(self, arrivals: fh.Arrivals) -> Tensor:
+            return arrivals.deltas
+
+    with pytest.raises(fh.InvalidInput, match=r"strategy Wrong must return a tensor of shape \(75,\), got"):
+        fh.simulate(Wrong(), task, k=2, rounds=1)
+
+
+def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
+    class Sum(fh.Strategy):
+        def forward(self, arrivals: fh.Arrivals) -> Tensor:
+            return arrivals.deltas.sum(dim=0)
+
+    assert np.isnan(fh.simulate(Sum(), task, k=2, rounds=2).weights).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"k": 9}, "k=9 is more than the 8 clients there are."),
+        ({"rounds": 0}, "rounds must be at least 1, got 0."),
+        ({"eval_every": 0}, "eval_every must be at least 1, got 0."),
+        ({"server_lr": 0.0}, "server_lr must be positive, got 0.0."),
+        ({"device": "tpu7"}, "device must be 'auto', 'cpu' or 'cuda', got 'tpu7'."),
+        ({"device": "meta"}, "device must be 'auto', 'cpu' or 'cuda', got 'meta'."),
+        ({"strategy": "fedhits"}, "unknown strategy 'fedhits': did you mean 'fedhist'?"),
+        ({"strategy": 3}, "a method is a name or a fedhist.Strategy, got int."),
+        ({"seed": -3}, "seed must be an integer"),
+    ],
+)
+def test_refuses(task: fh.Task, arguments: dict[str, Any], sentence: str) -> None:
+    good: dict[str, Any] = {"strategy": "fedavg", "k": 2, "rounds": 2}
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        fh.simulate(task=task, **(good | arguments))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_is_told(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="device='cuda' was asked for, but this machine's PyTorch sees no GPU"):
+        fh.simulate("fedavg", task, k=2, rounds=1, device="cuda")
+
+
+def test_compare_refuses(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="methods names FedAvg twice"):
+        fh.compare(["fedavg", fh.FedAvg()], task, k=2, rounds=1)
+    with pytest.raises(fh.InvalidInput, match="methods must name at least one method"):
+        fh.compare([], task, k=2, rounds=1)
+    with pytest.raises(fh.InvalidInput, match="seeds must name at least one seed"):
+        fh.compare(["fedavg"], task, k=2, rounds=1, seeds=0)

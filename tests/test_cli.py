@@ -1,0 +1,126 @@
+"""The command line as a stranger uses it: real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import fedhist as fh
+
+QUICK = ["--dataset", "digits", "--clients", "20", "--k", "4", "--rounds", "6", "--eval-every", "3"]
+
+
+def fedhist(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedhist", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
+
+
+def test_run_writes_its_files(tmp_path: Path) -> None:
+    result = fedhist("run", "--strategy", "fedhist", *QUICK, "--out", "a", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "FedHist" in result.stdout and "Results are in a." in result.stdout
+    assert "round 6/6: FedHist" in result.stderr
+    names = {"arrivals.npz", "config.toml", "history.jsonl", "model.safetensors", "summary.json"}
+    assert {p.name for p in (tmp_path / "a").iterdir()} == names
+    history = fh.History.load(tmp_path / "a")
+    assert history.round == [3, 6]
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["method"] == "FedHist"
+    assert load_file(tmp_path / "a" / "model.safetensors")["fc3.bias"].shape == (10,)
+
+    again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0 and "round" not in again.stderr
+    assert (tmp_path / "a" / "history.jsonl").read_bytes() == (tmp_path / "b" / "history.jsonl").read_bytes()
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+    taken = fedhist("run", *QUICK, "--out", "a", cwd=tmp_path)
+    assert taken.returncode == 2 and taken.stderr == "Error: out=a exists already; choose another folder.\n"
+
+
+def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
+    result = fedhist(
+        "compare", "--strategy", "fedavg", "--strategy", "fedhist:ina=false", "--seeds", "2", *QUICK, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert "FedHist(ina=False)" in result.stdout and "±" in result.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    names = ["config.toml", "curves.png", "fedavg-seed0", "fedavg-seed1"]
+    assert sorted(p.name for p in folder.iterdir())[:4] == names
+    assert fh.History.load(folder / "fedhist-ina=false-seed1").seed == 1
+
+
+def test_lists(tmp_path: Path) -> None:
+    shown = fedhist("strategies", cwd=tmp_path).stdout
+    assert all(name in shown for name in ("fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"))
+    assert "sim_threshold=0.0" in shown
+    shown = fedhist("datasets", "--data-dir", "nowhere", cwd=tmp_path).stdout
+    assert all(name in shown for name in ("digits", "fashion-mnist", "cifar10", "cifar100"))
+    assert "to be downloaded to nowhere" in shown
+    assert fedhist("--version", cwd=tmp_path).stdout.strip() == fh.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--k", "300"], "k=300 is more than the 20 clients there are."),
+        (["--beta", "0"], "beta must be positive, got 0.0; use None for IID."),
+        (["--strategy", "fedhits"], "unknown strategy 'fedhits': did you mean 'fedhist'?"),
+        (["--dataset", "cifar11"], "unknown dataset 'cifar11': did you mean 'cifar10'?"),
+        (["--devices", "lognornal"], "unknown devices 'lognornal': did you mean 'lognormal'?"),
+        (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
+        (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
+        (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
+        (["--lr", "1e30"], "client 11 uploaded NaN or infinity"),
+        (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    result = fedhist("run", *QUICK, *arguments, "--out", "a", "--quiet", cwd=tmp_path)
+    assert result.returncode == 2
+    assert sentence.split(",")[0][:20] in result.stderr and "Traceback" not in result.stderr
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") <= 2
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_unknown_flag(tmp_path: Path) -> None:
+    result = fedhist("run", "--rouns", "3", cwd=tmp_path)
+    assert result.returncode == 2 and "--rounds" in result.stderr
+
+
+def test_several_strategies_belong_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('strategy = ["fedavg", "fedhist"]')
+    result = fedhist("run", "--config", "c.toml", cwd=tmp_path)
+    assert result.returncode == 2 and "use fedhist compare" in result.stderr
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhist", "run", *QUICK, "--rounds", "100000", "--eval-every", "5", "--out", "a"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("round "):
+            break
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 130 and time.monotonic() - started < 30
+    assert "Interrupted" in rest and "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []
