@@ -38,7 +38,10 @@ def test_accepts_a_round() -> None:
         ({"staleness": torch.tensor([1, 2])}, "staleness must have shape (3,), got (2,)."),
         ({"staleness": torch.tensor([1, 0, 2])}, "staleness counts from 1, got 0."),
         ({"clients": torch.tensor([1, -1, 2])}, "clients must be integers ≥ 0, got [1, -1, 2]."),
-        ({"clients": torch.tensor([1, 1, 2])}, "a client uploads at most once a round, got clients [1, 1, 2]."),
+        (
+            {"clients": torch.tensor([1, 1, 2])},
+            "a client uploads at most once a round, got clients [1, 1, 2].",
+        ),
         ({"num_examples": torch.tensor([1, 0, 2])}, "num_examples must be positive, got [1, 0, 2]."),
     ],
 )

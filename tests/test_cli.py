@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,15 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
 
 def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
     result = fedhist(
-        "compare", "--strategy", "fedavg", "--strategy", "fedhist:ina=false", "--seeds", "2", *QUICK, cwd=tmp_path
+        "compare",
+        "--strategy",
+        "fedavg",
+        "--strategy",
+        "fedhist:ina=false",
+        "--seeds",
+        "2",
+        *QUICK,
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr
     assert "FedHist(ina=False)" in result.stdout and "±" in result.stdout
@@ -84,14 +91,20 @@ def test_lists(tmp_path: Path) -> None:
         (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
         (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
-        (["--lr", "1e30"], "client 11 uploaded NaN or infinity"),
-        (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
+        (
+            ["--lr", "1e30"],
+            "FedHist, seed 0: the model became NaN or infinite in round 1; the learning rate lr=1e+30",
+        ),
+        (
+            ["--clients", "5000"],
+            "clients=5000 is more than the 1437 training examples; each client needs one.",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     result = fedhist("run", *QUICK, *arguments, "--out", "a", "--quiet", cwd=tmp_path)
     assert result.returncode == 2
-    assert sentence.split(",")[0][:20] in result.stderr and "Traceback" not in result.stderr
+    assert sentence in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") <= 2
     assert list(tmp_path.iterdir()) == [], "nothing half-written"
 
@@ -108,19 +121,27 @@ def test_several_strategies_belong_to_compare(tmp_path: Path) -> None:
 
 
 def test_interrupted(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedhist", "run", *QUICK, "--rounds", "100000", "--eval-every", "5", "--out", "a"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("round "):
-            break
-    process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    rest = process.stderr.read()
-    assert process.wait(timeout=30) == 130 and time.monotonic() - started < 30
-    assert "Interrupted" in rest and "Traceback" not in rest
+    command = [
+        sys.executable,
+        "-m",
+        "fedhist",
+        "run",
+        *QUICK,
+        "--rounds",
+        "100000",
+        "--eval-every",
+        "5",
+        "--out",
+        "a",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("round "):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    assert rest.splitlines()[-1] == "Interrupted; nothing was written."
+    assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []

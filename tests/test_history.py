@@ -59,7 +59,12 @@ def test_loading_nonsense(tmp_path: Path) -> None:
 def test_comparison_by_name(task: fh.Task) -> None:
     runs = fh.compare(["fedavg", "fedhist"], task, k=2, rounds=3, seeds=2)
     assert len(runs) == 4 and runs.methods == ["FedAvg", "FedHist"]
-    assert [(h.method, h.seed) for h in runs] == [("FedAvg", 0), ("FedAvg", 1), ("FedHist", 0), ("FedHist", 1)]
+    assert [(h.method, h.seed) for h in runs] == [
+        ("FedAvg", 0),
+        ("FedAvg", 1),
+        ("FedHist", 0),
+        ("FedHist", 1),
+    ]
     assert runs["FedHist"] == runs[2:]
     with pytest.raises(fh.InvalidInput, match="unknown method 'Fedhits'"):
         _ = runs["Fedhits"]

@@ -66,7 +66,7 @@ class Arrivals:
             f"clients must be integers ≥ 0, got {clients.tolist()}.",
         )
         require(
-            clients.unique().numel() == clients.numel(),
+            torch.unique(clients).numel() == clients.numel(),
             f"a client uploads at most once a round, got clients {clients.tolist()}.",
         )
         require(

@@ -9,11 +9,17 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedhist import __version__
@@ -37,21 +43,24 @@ def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
     try:
         app()
-    except KeyboardInterrupt:
-        stderr.print("Interrupted; nothing was written.")
-        sys.exit(130)
     except FedHistError as error:
         stderr.print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
-@app.callback()
-def _common(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version.")] = False,
-) -> None:
-    if version:
+def _version(wanted: bool) -> None:
+    if wanted:
         console.print(__version__, highlight=False)
         raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -71,7 +80,10 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
             show_default=False,
         )
         return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, setting]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[Optional[kind], setting],  # noqa: UP045 (a runtime value)
         )
 
     names = [name for name in Settings.model_fields if several or name != "seeds"]
@@ -97,9 +109,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 
 @app.command()
 @takes_settings(several=False)
-def run(
-    *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]
-) -> None:
+def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
     """Run one method and keep its history."""
     settings = Settings.read(config, flags)
     if len(settings.strategy) != 1 or settings.seeds != 1:
@@ -118,9 +128,7 @@ def run(
 
 @app.command()
 @takes_settings(several=True)
-def compare(
-    *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]
-) -> None:
+def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
 
@@ -223,12 +231,18 @@ def _experiment(settings: Settings, quiet: bool) -> Comparison:
 
             def on_round(round_: int, histories: Sequence[History]) -> None:
                 evaluated = histories[-1].records and histories[-1].records[-1].round == round_
-                note = _accuracies(histories) if evaluated else None
-                bar.update(rounds, completed=round_, **({"note": note} if note else {}))
-                if note and bar.disable and not quiet:
-                    stderr.print(f"round {round_}/{settings.rounds}: {note}", highlight=False, soft_wrap=True)
+                bar.update(rounds, completed=round_)
+                if evaluated:
+                    note = _accuracies(histories)
+                    bar.update(rounds, note=note)
+                    if bar.disable and not quiet:
+                        stderr.print(f"round {round_}/{settings.rounds}: {note}", highlight=False, soft_wrap=True)
 
-            runs = run_experiment(settings, on_round, downloading)
+            try:
+                runs = run_experiment(settings, on_round, downloading)
+            except KeyboardInterrupt:
+                stderr.print("Interrupted; nothing was written.")
+                raise typer.Exit(130) from None
     for text in dict.fromkeys(str(notice.message) for notice in notices):
         stderr.print(f"Note: {text}", highlight=False, soft_wrap=True)
     return runs

@@ -16,9 +16,7 @@ from fedhist.simulation.engine import OnRound, compare
 from fedhist.training import LocalSGD
 
 
-def run_experiment(
-    settings: Settings, on_round: OnRound | None = None, progress: Progress | None = None
-) -> Comparison:
+def run_experiment(settings: Settings, on_round: OnRound | None = None, progress: Progress | None = None) -> Comparison:
     """Run all methods and seeds of the settings; each seed has its own split, schedule and model."""
     return compare(
         methods_of(settings),

@@ -62,8 +62,8 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         name, options = parse_spec("strategy", given, METHODS)
         made = build(name, METHODS[name].make, options)
         label = describe(METHODS[name].label, made)
-        plain = isinstance(made, Strategy)
-        method = Method(label, made if plain else FedAvg(), CrossEntropy() if plain else made)  # type: ignore[arg-type]
+        on_server = isinstance(made, Strategy)
+        method = Method(label, made, CrossEntropy()) if on_server else Method(label, FedAvg(), made)
     else:
         raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
     if objective is None:

@@ -33,7 +33,7 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> Parameters:
         """Return views of a flat vector under the parameters' names."""
-        parts = flat.split(self.sizes)
+        parts = torch.split(flat, self.sizes)
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def load(self, module: nn.Module, flat: Tensor) -> None:

@@ -62,7 +62,7 @@ def largest_error(name: str, options: dict[str, Any], n: int, k: int, p: int, se
     return worst
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(20, 4), (50, 5), (6, 6), (9, 1)])
 def test_float64_agrees_to_rounding(name: str, options: dict[str, Any], n: int, k: int) -> None:
     assert largest_error(name, options, n, k, p=64, seed=n, dtype=torch.float64) < 1e-9

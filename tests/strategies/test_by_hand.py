@@ -143,7 +143,10 @@ class TestFedHist:
         (lambda: fh.FedHist(lam=-1), "lam must not be negative, got -1."),
         (lambda: fh.FedHist(sim_threshold=2), r"sim_threshold must lie in \[-1, 1\], got 2."),
         (lambda: fh.FedHist(weight_floor=-1), "weight_floor must be None or at least 0, got -1."),
-        (lambda: fh.FedHist(ina_norms="all"), "ina_norms must be 'submitted', 'fused' or 'weighted', got 'all'."),  # type: ignore[arg-type]
+        (
+            lambda: fh.FedHist(ina_norms="all"),
+            "ina_norms must be 'submitted', 'fused' or 'weighted', got 'all'.",
+        ),  # type: ignore[arg-type]
         (lambda: fh.FedHist(ina_direction="x"), "ina_direction must be 'aggregate' or 'sum', got 'x'."),  # type: ignore[arg-type]
         (lambda: fh.REFL(beta=2), r"beta must lie in \[0, 1\], got 2."),
         (lambda: fh.WKAFL(clip=0), "clip must be positive, got 0."),

@@ -101,9 +101,7 @@ def test_one_upload_a_round(make: Callable[[], fh.Strategy]) -> None:
 
 def test_equal_uploads_are_kept(make: Callable[[], fh.Strategy]) -> None:
     g = torch.linspace(-1, 2, P)
-    arrivals = fh.Arrivals(
-        g.repeat(K, 1), torch.tensor([1, 2, 5, 1]), torch.arange(K), torch.tensor([3, 9, 1, 7])
-    )
+    arrivals = fh.Arrivals(g.repeat(K, 1), torch.tensor([1, 2, 5, 1]), torch.arange(K), torch.tensor([3, 9, 1, 7]))
     update = make().setup(N, K, P)(arrivals)
     similarity = torch.nn.functional.cosine_similarity(update, g, dim=0)
     assert float(similarity) == pytest.approx(1, abs=1e-5)
@@ -154,7 +152,10 @@ def test_fewer_uploads_than_k(make: Callable[[], fh.Strategy]) -> None:
         part = slice(0, K - i % 3)
         update = strategy(
             fh.Arrivals(
-                arrivals.deltas[part], arrivals.staleness[part], arrivals.clients[part], arrivals.num_examples[part]
+                arrivals.deltas[part],
+                arrivals.staleness[part],
+                arrivals.clients[part],
+                arrivals.num_examples[part],
             )
         )
         assert torch.isfinite(update).all()
@@ -189,7 +190,10 @@ def test_no_branch_depends_on_the_data(make: Callable[[], fh.Strategy]) -> None:
     ("arguments", "sentence"),
     [
         ({"num_clients": 0, "k": 1, "num_params": 1}, "num_clients must be at least 1, got 0."),
-        ({"num_clients": 2, "k": 3, "num_params": 1}, "k=3 uploads a round need at least as many clients, got 2."),
+        (
+            {"num_clients": 2, "k": 3, "num_params": 1},
+            "k=3 uploads a round need at least as many clients, got 2.",
+        ),
     ],
 )
 def test_setup_refuses(arguments: dict[str, int], sentence: str) -> None:

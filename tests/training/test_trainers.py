@@ -67,10 +67,9 @@ def test_agrees_on_images(image_task: fh.Task, fast: str) -> None:
 def test_agrees_on_lenet(fast: str) -> None:
     """LeNet takes channels last, so the threaded path runs on another memory order than the reference."""
     x, y = torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 10
-    task = fh.Task(lambda: fh.LeNet(), x, y, np.array_split(np.arange(60), 3), x, y)
+    task = fh.Task(fh.LeNet, x, y, np.array_split(np.arange(60), 3), x, y)
     work = [
-        Job(task, fh.LocalSGD(), fh.CrossEntropy(), 0, i, 1, task.layout.flatten(task.build(i)), None)
-        for i in range(3)
+        Job(task, fh.LocalSGD(), fh.CrossEntropy(), 0, i, 1, task.layout.flatten(task.build(i)), None) for i in range(3)
     ]
     torch.testing.assert_close(uploads(fast, work), uploads("reference", work), rtol=1e-3, atol=1e-6)
 

@@ -48,8 +48,7 @@ class Task:
         for label, inputs, targets in (("", x, y), ("_test", x_test, y_test)):
             require(
                 isinstance(inputs, Tensor) and isinstance(targets, Tensor),
-                f"x{label} and y{label} must be tensors, got {type(inputs).__name__} and "
-                f"{type(targets).__name__}.",
+                f"x{label} and y{label} must be tensors, got {type(inputs).__name__} and {type(targets).__name__}.",
             )
             require(
                 targets.ndim == 1 and len(inputs) == len(targets) > 0,
@@ -121,7 +120,7 @@ def _join(clients: Sequence[ArrayLike], num_examples: int) -> tuple[NDArray[np.i
     for i, part in enumerate(parts):
         require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
         require(
-            np.issubdtype(part.dtype, np.integer) and 0 <= part.min() and part.max() < num_examples,
+            np.issubdtype(part.dtype, np.integer) and part.min() >= 0 and part.max() < num_examples,
             f"clients[{i}] must hold indices from 0 to {num_examples - 1}.",
         )
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])

@@ -37,7 +37,7 @@ class Schedule:
     @property
     def k(self) -> int:
         """Uploads per round."""
-        return self.clients.shape[1]
+        return int(self.clients.shape[1])
 
     @property
     def time(self) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -151,9 +151,7 @@ class Explicit:
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the given times."""
-        require(
-            len(self.times) == num_clients, f"times has {len(self.times)} entries for {num_clients} clients."
-        )
+        require(len(self.times) == num_clients, f"times has {len(self.times)} entries for {num_clients} clients.")
         return np.asarray(self.times, dtype=np.float64)
 
 
@@ -189,14 +187,12 @@ class SlowGroup:
         """Return the underlying times, longer for the group."""
         times = self.others.mean_times(num_clients, seed).copy()
         for client in self.clients:
-            require(
-                0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}."
-            )
+            require(0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}.")
             times[client] /= self.speed
         return times
 
 
-DEVICES = {
+DEVICES: Mapping[str, Callable[..., Devices]] = {
     "constant": Constant,
     "uniform": Uniform,
     "lognormal": LogNormal,

@@ -227,9 +227,7 @@ class _Run:
         if self.method.objective.uses_previous:
             for job, delta in zip(jobs, deltas, strict=True):
                 self.previous[job.client] = job.received - delta
-        arrivals = Arrivals(
-            deltas, self._staleness[row], self._clients[row], self._sizes[row], validate=False
-        )
+        arrivals = Arrivals(deltas, self._staleness[row], self._clients[row], self._sizes[row], validate=False)
         update = self.strategy(arrivals)
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,

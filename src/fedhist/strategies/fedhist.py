@@ -163,7 +163,7 @@ class FedHist(Strategy):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the global update of one round."""
-        g, tau = arrivals.deltas, arrivals.staleness
+        g = arrivals.deltas
         norms = g.norm(dim=1)
 
         partner, partner_dots = self._least_similar(g, norms) if self.egs else (None, None)
@@ -222,9 +222,7 @@ class FedHist(Strategy):
             norms = self._fused_norms(norms, partner, dots)
         return norms.mean()
 
-    def _remember(
-        self, arrivals: Arrivals, norms: Tensor, partner: Tensor | None, dots: Tensor | None
-    ) -> None:
+    def _remember(self, arrivals: Arrivals, norms: Tensor, partner: Tensor | None, dots: Tensor | None) -> None:
         """Append the round to `L` and to the running sums behind `g_pred`."""
         if not self.haa:
             return

@@ -50,7 +50,8 @@ class LocalSGD:
 
     def batches(self, examples: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.int64]]:
         """Shuffle a client's examples and cut them into minibatches, again and again as needed."""
-        wanted, plan = self.steps_for(len(examples)), []
+        wanted = self.steps_for(len(examples))
+        plan: list[NDArray[np.int64]] = []
         while len(plan) < wanted:
             shuffled = examples[rng.permutation(len(examples))]
             starts = range(0, len(examples), self.batch_size)[: wanted - len(plan)]

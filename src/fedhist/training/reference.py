@@ -52,7 +52,8 @@ class ReferenceTrainer:
         for examples in job.batches():
             index = torch.from_numpy(examples).to(self.device)
             optimizer.zero_grad(set_to_none=False)
-            job.objective(self.net, self.net.own, anchor, Batch(x[index], y[index])).backward()
+            loss = job.objective(self.net, self.net.own, anchor, Batch(x[index], y[index]))
+            torch.autograd.backward(loss)
             optimizer.step()
         return self.layout.flatten(self.net.module)
 

@@ -77,7 +77,7 @@ class _Worker:
         self.net.module.train()
         anchor = Anchor(self.layout, job.received, job.previous)
         parameters = tuple(self.net.own.values())
-        velocity: Sequence[Tensor] | None = None
+        velocity: tuple[Tensor, ...] | None = None
         for examples in job.batches():
             batch = Batch(*data.train(torch.from_numpy(examples)))
             loss = job.objective(self.net, self.net.own, anchor, batch)
