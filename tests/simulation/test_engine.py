@@ -35,7 +35,7 @@ def written_out(task: fh.Task, k: int, rounds: int, seed: int) -> Tensor:
     for round_ in range(1, rounds + 1):
         clients = schedule.clients[round_ - 1].tolist()
         uploads = torch.empty(k, task.layout.size)
-        trainer.train([Job(task, LOCAL, fh.CrossEntropy(), seed, c, *held[c], None) for c in clients], uploads)
+        trainer.start([Job(task, LOCAL, fh.CrossEntropy(), seed, c, *held[c], None) for c in clients], list(uploads))
         share = torch.tensor(task.sizes[clients] / task.sizes[clients].sum(), dtype=torch.float32)
         model = model - share @ uploads
         held |= dict.fromkeys(clients, (round_ + 1, model))

@@ -41,7 +41,8 @@ def uploads(name: str, work: list[Job]) -> Tensor:
     trainer = make_trainer(name, work[0].task, CPU)
     out = torch.full((len(work), work[0].task.layout.size), torch.nan)
     try:
-        trainer.train(work, out)
+        for future in trainer.start(work, list(out)):
+            future.result()
     finally:
         trainer.close()
     return out

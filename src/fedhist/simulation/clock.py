@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ class Schedule:
         """Virtual time at which each round closes, ``(rounds,)``."""
         return self.arrived[:, -1]
 
-    @property
+    @cached_property
     def versions(self) -> NDArray[np.int64]:
         """The model version each upload was computed from, ``(rounds, K)``; version r opens round r."""
         return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1

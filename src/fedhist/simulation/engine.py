@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -201,32 +202,40 @@ class _Run:
             weights=self._weights.cpu().numpy(),
         )
 
-    def jobs(self, round_: int, local: LocalSGD) -> list[Job]:
-        """Open a round: store its version and return the work behind its K uploads."""
+    def open_round(self, round_: int) -> None:
+        """Store the version that clients are sent at the start of a round, if any will upload from it."""
         slot = self.plan.slots[round_]
         if slot >= 0:
             self.versions[slot] = self.model
-        clients, versions = self.schedule.clients[round_ - 1], self.schedule.versions[round_ - 1]
-        return [
-            Job(
-                task=self.task,
-                local=local,
-                objective=self.method.objective,
-                seed=self.seed,
-                client=client,
-                version=version,
-                received=self.versions[self.plan.slots[version]],
-                previous=self.previous.get(client),
-            )
-            for client, version in zip(clients.tolist(), versions.tolist(), strict=True)
-        ]
 
-    def close_round(self, round_: int, jobs: Sequence[Job], deltas: Tensor) -> None:
+    def startable(self, round_: int) -> list[tuple[int, int]]:
+        """Return the uploads, as (round of arrival, place), that can be computed now but not before.
+
+        These are the fresh ones of this round and, of the next, all that build on a version there is:
+        they need not wait for this round to close.
+        """
+        now, later = self.schedule.versions[round_ - 1], self.schedule.versions[round_ : round_ + 1]
+        fresh = [(round_, place) for place in np.flatnonzero(now == round_).tolist()]
+        return fresh + [(round_ + 1, place) for place in np.flatnonzero(later <= round_).tolist()]
+
+    def received(self, round_: int, place: int) -> tuple[int, int, Tensor]:
+        """Return who makes an upload, the version it was sent, and that model."""
+        client, version = self.schedule.clients[round_ - 1, place], self.schedule.versions[round_ - 1, place]
+        return int(client), int(version), self.versions[self.plan.slots[version]]
+
+    def job(self, round_: int, place: int, local: LocalSGD) -> Job:
+        """Return the work behind an upload."""
+        client, version, model = self.received(round_, place)
+        previous = self.previous.get(client)
+        return Job(self.task, local, self.method.objective, self.seed, client, version, model, previous)
+
+    def close_round(self, round_: int, deltas: Tensor) -> None:
         """Let the strategy turn the round's uploads into the next model."""
         row = round_ - 1
         if self.method.objective.uses_previous:
-            for job, delta in zip(jobs, deltas, strict=True):
-                self.previous[job.client] = job.received - delta
+            for place, delta in enumerate(deltas):
+                client, _, model = self.received(round_, place)
+                self.previous[client] = model - delta
         arrivals = Arrivals(deltas, self._staleness[row], self._clients[row], self._sizes[row], validate=False)
         update = self.strategy(arrivals)
         require(
@@ -238,19 +247,19 @@ class _Run:
         if self.strategy.last_weights is not None:
             self._weights[row] = self.strategy.last_weights
 
-    def check_finite(self, round_: int, jobs: Sequence[Job], deltas: Tensor) -> None:
+    def check_finite(self, round_: int, deltas: Tensor, lr: float) -> None:
         """Stop with a sentence when the model has left the numbers."""
         if bool(torch.isfinite(self.model.sum())):
             return
         broken = (~torch.isfinite(deltas).all(dim=1)).nonzero()[:, 0].tolist()
         source = (
-            f"client {jobs[broken[0]].client} uploaded NaN or infinity"
+            f"client {self.schedule.clients[round_ - 1, broken[0]]} uploaded NaN or infinity"
             if broken
             else "the model became NaN or infinite"
         )
         raise DivergedError(
             f"{self.method.name}, seed {self.seed}: {source} in round {round_}; "
-            f"the learning rate lr={jobs[0].local.lr:g} is probably too high."
+            f"the learning rate lr={lr:g} is probably too high."
         )
 
     def record(self, round_: int, accuracy: float, loss: float, per_class: list[float | None]) -> None:
@@ -280,20 +289,31 @@ def _advance(
     eval_every: int,
     on_round: OnRound | None,
 ) -> None:
-    """Take all runs through all rounds together, so that their clients can be trained in one go."""
+    """Take all runs through all rounds together, so that their clients can be trained side by side."""
     started = time.perf_counter()
-    task, k = runs[0].task, runs[0].schedule.k
+    layout, k = runs[0].task.layout, runs[0].schedule.k
     histories = [run.history for run in runs]
-    deltas = torch.empty((len(runs), k, task.layout.size), dtype=task.layout.dtype, device=device)
-    trainer = make_trainer(trainer_name, task, device)
+    trainer = make_trainer(trainer_name, runs[0].task, device)
+    # Uploads of this round and of the next, parts of which are computed ahead.
+    deltas = torch.empty((2, len(runs), k, layout.size), dtype=layout.dtype, device=device)
+    futures: dict[int, list[Future[None]]] = {round_: [] for round_ in range(1, rounds + 1)}
     try:
         for round_ in range(1, rounds + 1):
-            jobs = [run.jobs(round_, local) for run in runs]
-            trainer.train([job for own in jobs for job in own], deltas.flatten(0, 1))
+            work: list[tuple[int, Job, Tensor]] = []
+            for i, run in enumerate(runs):
+                run.open_round(round_)
+                for due, place in run.startable(round_):
+                    work.append((due, run.job(due, place, local), deltas[due % 2, i, place]))
+            work.sort(key=lambda item: item[0])  # what this round waits for goes first
+            begun = trainer.start([job for _, job, _ in work], [row for _, _, row in work])
+            for (due, _, _), future in zip(work, begun, strict=False):
+                futures[due].append(future)
+            for future in futures.pop(round_):
+                future.result()
             with torch.no_grad():
-                for run, own, rows in zip(runs, jobs, deltas, strict=True):
-                    run.close_round(round_, own, rows)
-                    run.check_finite(round_, own, rows)
+                for run, uploads in zip(runs, deltas[round_ % 2], strict=True):
+                    run.close_round(round_, uploads)
+                    run.check_finite(round_, uploads, local.lr)
             if round_ % eval_every == 0 or round_ == rounds:
                 for run in runs:
                     (result,) = trainer.evaluate(run.task, run.model[None])

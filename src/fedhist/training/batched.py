@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import groupby
 
 import numpy as np
@@ -25,13 +26,14 @@ class BatchedTrainer:
         self.device, self.layout = device, task.layout
         self.net = ModuleNet(task.build(seed=0).to(device), task.layout)
 
-    def train(self, jobs: Sequence[Job], out: Tensor) -> None:
-        """Write each job's upload into its row of `out`."""
+    def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
+        """Write each job's upload into its row."""
         # One batch shares task, local work and objective; runs of one method are neighbours already.
         ordered = sorted(range(len(jobs)), key=lambda i: self._kind(jobs[i]))
         for _, same in groupby(ordered, key=lambda i: self._kind(jobs[i])):
-            rows = list(same)
-            out[rows] = self._trained([jobs[i] for i in rows])
+            places = list(same)
+            torch._foreach_copy_([rows[i] for i in places], list(self._trained([jobs[i] for i in places])))
+        return []
 
     @staticmethod
     def _kind(job: Job) -> tuple[int, str, str]:

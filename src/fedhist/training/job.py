@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -72,8 +73,11 @@ class Evaluation:
 class Trainer(Protocol):
     """Runs jobs and evaluations on some device."""
 
-    def train(self, jobs: Sequence[Job], out: Tensor) -> None:
-        """Write each job's upload `w_received - w_local` into its row of `out`."""
+    def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
+        """Begin to write each job's upload `w_received - w_local` into its row.
+
+        Returns what to wait for, one future per job in order, or nothing when all is done already.
+        """
 
     def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
         """Evaluate each row of `models`, ``(runs, P)``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ class ReferenceTrainer:
         self.device, self.layout = device, task.layout
         self.net = ModuleNet(task.build(seed=0).to(device), task.layout)
 
-    def train(self, jobs: Sequence[Job], out: Tensor) -> None:
-        """Write each job's upload into its row of `out`."""
-        for job, row in zip(jobs, out, strict=True):
+    def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
+        """Write each job's upload into its row."""
+        for job, row in zip(jobs, rows, strict=True):
             with torch.random.fork_rng(
                 devices=[self.device] if self.device.type == "cuda" else [], enabled=job.task.is_random
             ):
                 if job.task.is_random:
                     torch.manual_seed(Stream(job.seed, "dropout").integer(job.client, job.version))
                 row.copy_(job.received - self._trained(job))
+        return []
 
     def _trained(self, job: Job) -> Tensor:
         """Return the client's local model."""

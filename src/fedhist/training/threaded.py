@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -120,24 +119,28 @@ class ThreadedTrainer:
             self._prepared[task] = _Data(task, self._channels_last)
         return self._prepared[task]
 
-    def train(self, jobs: Sequence[Job], out: Tensor) -> None:
-        """Write each job's upload into its row of `out`."""
-        work = [(job, self._data(job.task), row) for job, row in zip(jobs, out, strict=True)]
-        self.each(lambda piece: self._worker().train(*piece), work)
+    def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
+        """Queue each job; its upload is in its row when its future is done."""
+        return [
+            self._pool.submit(self._train, job, self._data(job.task), row) for job, row in zip(jobs, rows, strict=True)
+        ]
+
+    def _train(self, job: Job, data: _Data, row: Tensor) -> None:
+        self._worker().train(job, data, row)
 
     def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
         """Evaluate all models, in pieces of the test set."""
         starts = range(0, len(task.x_test), TEST_BATCH)
         data, classes = self._data(task), task.num_classes
-        pieces = [(model, data, slice(at, at + TEST_BATCH), classes) for model in models for at in starts]
-        parts = self.each(lambda piece: self._worker().evaluate(*piece), pieces)
-        return [summed(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Apply `work` to all items, on all cores, and return the results in order."""
-        return list(self._pool.map(work, items))
+        def evaluate(piece: tuple[Tensor, int]) -> tuple[float, Tensor, Tensor]:
+            model, at = piece
+            return self._worker().evaluate(model, data, slice(at, at + TEST_BATCH), classes)
+
+        parts = list(self._pool.map(evaluate, [(model, at) for model in models for at in starts]))
+        return [summed(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
 
     def close(self) -> None:
         """End the threads and give torch its own back."""
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
