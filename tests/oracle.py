@@ -149,7 +149,8 @@ class WKAFL(Method):
         if self.previous is not None:
             g = [x + self.momentum * self.previous for x in g]
         lower_median = sorted(norm(x) for x in g)[(self.k - 1) // 2]
-        g = [clipped(x, self.clip * lower_median) for x in g]
+        if lower_median > 0.0:  # half the uploads being zero says nothing about the others
+            g = [clipped(x, self.clip * lower_median) for x in g]
         w = normalise([decay(t) for t in tau])
         estimate = combine(w, g)  # ĝ
         cos = [cosine(x, estimate) for x in g]

@@ -29,12 +29,13 @@ def test_accepts_a_round() -> None:
         ({"deltas": torch.ones(3, 4, dtype=torch.int64)}, "deltas must be floating point, got torch.int64."),
         (
             {"deltas": torch.tensor([[1.0], [torch.nan], [2.0]])},
-            "the upload of client 5 holds NaN or infinity.",
+            "an upload must be finite; those of clients 5 hold NaN or infinity.",
         ),
         (
             {"deltas": torch.tensor([[torch.inf], [torch.nan], [2.0]])},
-            "the upload of clients 0, 5 holds NaN or infinity.",
+            "an upload must be finite; those of clients 0, 5 hold NaN or infinity.",
         ),
+        ({"staleness": [1, 2, 3]}, "staleness must be a tensor, got list."),
         ({"staleness": torch.tensor([1, 2])}, "staleness must have shape (3,), got (2,)."),
         ({"staleness": torch.tensor([1, 0, 2])}, "staleness counts from 1, got 0."),
         ({"clients": torch.tensor([1, -1, 2])}, "clients must be integers ≥ 0, got [1, -1, 2]."),

@@ -33,6 +33,12 @@ def test_options_are_read_like_toml_and_shown_in_the_label() -> None:
     assert method.name == "FedHist(history=3, ina=False, ina_direction='sum', ina_norms='fused')"
 
 
+def test_words_are_understood_in_any_case() -> None:
+    strategy = as_method("fedhist:ina=False,egs=FALSE,weight_floor=None").strategy
+    assert isinstance(strategy, fh.FedHist)
+    assert (strategy.ina, strategy.egs, strategy.weight_floor) == (False, False, None)
+
+
 def test_a_strategy_with_an_objective_of_its_own() -> None:
     method = as_method(fh.FedHist(lam=2.0), fh.Proximal(mu=0.1))
     assert method.name == "FedHist(lam=2.0) + Proximal(mu=0.1)"
@@ -47,7 +53,10 @@ def test_a_strategy_with_an_objective_of_its_own() -> None:
         ("fedhist:alhpa=1", "unknown option of fedhist 'alhpa': did you mean 'alpha'?"),
         ("fedhist:alpha", "strategy 'fedhist:alpha' cannot be read; write name:key=value"),
         ("fedhist:gamma=7", r"gamma must lie in \[0, 1\], got 7."),
-        ("fedhist:gamma=high", "fedhist cannot be built from {'gamma': 'high'}"),
+        ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
+        ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
+        ("fedhist:history=2.5", "history must be a whole number, got 2.5."),
+        ("wkafl:stage_two=a", "stage_two must be a whole number, got 'a'."),
     ],
 )
 def test_refuses(spec: str, sentence: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass
 import torch
 from torch import Tensor
 
-from fedhist.errors import require
+from fedhist.errors import InvalidInput, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,9 @@ class Arrivals:
 
     def _check(self) -> None:
         deltas, clients = self.deltas, self.clients
+        for name in ("deltas", "staleness", "clients", "num_examples"):
+            kind = type(getattr(self, name)).__name__
+            require(isinstance(getattr(self, name), Tensor), f"{name} must be a tensor, got {kind}.")
         require(
             deltas.ndim == 2 and deltas.shape[0] > 0,
             f"deltas must have shape (K, P) with K ≥ 1, got {tuple(deltas.shape)}.",
@@ -54,9 +57,8 @@ class Arrivals:
             require(shape == (len(self),), f"{name} must have shape ({len(self)},), got {shape}.")
         finite = torch.isfinite(deltas).all(dim=1)
         if not finite.all():
-            bad = clients[~finite].tolist()
-            raise_for = "client" if len(bad) == 1 else "clients"
-            require(False, f"the upload of {raise_for} {', '.join(map(str, bad))} holds NaN or infinity.")
+            bad = ", ".join(map(str, clients[~finite].tolist()))
+            raise InvalidInput(f"an upload must be finite; those of clients {bad} hold NaN or infinity.")
         require(
             bool((self.staleness >= 1).all()),
             f"staleness counts from 1, got {self.staleness.min().item()}.",

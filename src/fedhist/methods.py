@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedhist.errors import InvalidInput, unknown
+from fedhist.errors import InvalidInput, require, unknown
 from fedhist.objectives import Contrastive, CrossEntropy, Objective, Proximal
 from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
 
@@ -47,7 +47,7 @@ def describe(label: str, thing: object) -> str:
     options = []
     for name, parameter in inspect.signature(type(thing)).parameters.items():
         value = getattr(thing, name, parameter.default)
-        if value != parameter.default:
+        if repr(value) != repr(parameter.default):  # values may be arrays, which do not compare to one truth
             options.append(f"{name}={value!r}")
     return f"{label}({', '.join(options)})" if options else label
 
@@ -68,22 +68,31 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
     if objective is None:
         return method
+    require(
+        callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type),
+        f"objective must be an object such as fedhist.Proximal(), got {objective!r}.",
+    )
     return Method(f"{method.name} + {describe(type(objective).__name__, objective)}", method.strategy, objective)
 
 
 def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split ``name:key=value,key=value`` into a known name and its options, values as in TOML."""
+    """Split ``name:key=value,key=value`` into a known name and its options.
+
+    Values are as in TOML, and words need no quotes: ``none`` is None, ``true`` and ``false`` in any case.
+    """
     name, _, text = spec.partition(":")
     name = name.strip().lower()
     if name not in known:
         raise unknown(kind, name, known)
-    quoted = re.sub(r"=\s*(?!(?:true|false)\b)([A-Za-z_]\w*)", r'="\1"', text)
+    words = {"true": True, "false": False, "none": None, "null": None}
+    quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
     try:
-        return name, tomllib.loads(f"options = {{{quoted}}}")["options"]
+        options = tomllib.loads(f"options = {{{quoted}}}")["options"]
     except tomllib.TOMLDecodeError:
         raise InvalidInput(
             f"{kind} {spec!r} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
         ) from None
+    return name, {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 
 
 def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -92,7 +101,4 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     for key in options:
         if key not in known:
             raise unknown(f"option of {name}", key, known)
-    try:
-        return make(**options)
-    except TypeError as error:
-        raise InvalidInput(f"{name} cannot be built from {dict(options)}: {error}.") from error
+    return make(**options)

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhist.errors import require
+from fedhist.errors import number, positive
 from fedhist.parameters import Layout, Parameters
 
 
@@ -101,7 +101,7 @@ class Proximal:
     uses_previous: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu must not be negative, got {self.mu}.")
+        number("mu", self.mu, 0)
 
     def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return cross-entropy plus `μ/2·‖w - w_received‖²`."""
@@ -121,8 +121,8 @@ class Contrastive:
     uses_previous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu must not be negative, got {self.mu}.")
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}.")
+        number("mu", self.mu, 0)
+        positive("temperature", self.temperature)
 
     def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return `CE + μ·CE([cos(z, z_received), cos(z, z_previous)]/T, 0)`."""

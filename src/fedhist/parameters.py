@@ -22,6 +22,10 @@ class Layout:
             f"model {type(module).__name__} mixes parameter types {sorted(map(str, dtypes))}; use one.",
         )
         self.dtype = dtypes.pop()
+        require(
+            self.dtype in (torch.float32, torch.float64),
+            f"model {type(module).__name__} has {self.dtype} parameters; use float32 or float64.",
+        )
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)

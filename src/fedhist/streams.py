@@ -11,14 +11,15 @@ import zlib
 
 import numpy as np
 
-from fedhist.errors import require
+from fedhist.errors import require, whole
 
 
 class Stream:
     """One named stream of a seed, such as "split", "schedule", "batches" or "init"."""
 
     def __init__(self, seed: int, name: str) -> None:
-        require(0 <= seed < 2**63, f"seed must be an integer from 0 to 2^63 - 1, got {seed}.")
+        seed = whole("seed", seed)
+        require(0 <= seed < 2**63, f"seed must lie between 0 and 2^63 - 1, got {seed}.")
         self._bits = np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], dtype=np.uint64))
         self._generator = np.random.Generator(self._bits)
         self._state = self._bits.state

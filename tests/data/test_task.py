@@ -47,13 +47,44 @@ def test_building_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_a_function_that_returns_one_module_is_copied() -> None:
+    model = nn.Linear(4, 3)
+    task = fh.Task(**parts(model=lambda: model))
+    before = task.layout.flatten(model)
+    losses = [fh.simulate("fedavg", task, k=1, rounds=3, local=fh.LocalSGD(lr=0.5)).loss for _ in range(2)]
+    assert losses[0] == losses[1] and torch.equal(before, task.layout.flatten(model))
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+def test_each_run_keeps_its_own_fixed_state(trainer: str) -> None:
+    """Frozen layers and buffers of a model that a function builds belong to the run's seed."""
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        model[0].requires_grad_(False)
+        model.register_buffer("noise", torch.randn(2))
+        return model
+
+    task = fh.Task(**parts(model=build))
+    together = fh.compare(["fedavg"], task, k=1, rounds=4, seeds=[0, 1], trainer=trainer)
+    alone = fh.simulate("fedavg", task, k=1, rounds=4, seed=1, trainer=trainer)
+    assert together[1].records == alone.records
+    restored = build()
+    restored.load_state_dict(alone.model)
+    loss = nn.functional.cross_entropy(restored(task.x_test), task.y_test)
+    assert alone.loss[-1] == pytest.approx(float(loss), rel=1e-5)
+    assert torch.equal(restored[0].weight, task.build(1)[0].weight)
+
+
 def test_frozen_parameters_do_not_travel() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     model[0].requires_grad_(False)
     task = fh.Task(**parts(model=model))
     assert task.layout.size == 27
     history = fh.simulate("fedavg", task, k=1, rounds=3, local=fh.LocalSGD(lr=0.1))
-    assert history.model is not None and set(history.model) == {"2.weight", "2.bias"}
+    assert history.model is not None
+    assert torch.equal(history.model["0.weight"], model[0].weight)
+    assert not torch.equal(history.model["2.weight"], model[2].weight)
 
 
 def test_constant_buffers_are_fine() -> None:
@@ -82,17 +113,17 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": torch.randn(12, 5)}, "model Linear does not fit inputs of shape (5,): "),
+        ({"x": torch.randn(12, 5)}, "model Linear does not fit x, of shape (5,) and type torch.float32: "),
         ({"model": nn.Linear(4, 2)}, "model Linear has 2 outputs, but the labels run to 2."),
         ({"model": Odd()}, "model Odd must return logits of shape (batch, classes), got torch.Size([2])."),
         (
             {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))},
-            "model Sequential keeps statistics of its batches (1.running_mean), which averaging parameters "
+            "model Sequential depends on statistics of its batches (1.running_mean), which averaging parameters "
             "cannot merge; use GroupNorm or LayerNorm instead.",
         ),
         (
             {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))},
-            "model Sequential keeps statistics of its batches (1)",
+            "model Sequential depends on statistics of its batches (1)",
         ),
         ({"model": nn.Linear(4, 3).requires_grad_(False)}, "model Linear has no trainable parameters."),
         (
@@ -104,7 +135,15 @@ class Odd(nn.Module):
         ({"y": torch.arange(11)}, "y must hold one label for each of the 12 rows of x, got shape (11,)."),
         ({"y": torch.ones(12)}, "y must hold class numbers ≥ 0, got torch.float32 with minimum 1.0."),
         ({"y_test": -torch.ones(12).long()}, "y_test must hold class numbers ≥ 0"),
-        ({"clients": []}, "clients must name at least one client."),
+        ({"clients": []}, "clients must be a list with one list of example indices for each client."),
+        ({"clients": 8}, "clients must be a list with one list of example indices for each client."),
+        ({"model": "lenet"}, "model must be an nn.Module or a function that builds one, got str."),
+        ({"x_test": torch.randn(12, 7)}, "model Linear does not fit x_test, of shape (7,) and type torch.float32: "),
+        (
+            {"x": torch.ones(12, 4, dtype=torch.uint8)},
+            "model Linear does not fit x, of shape (4,) and type torch.uint8: ",
+        ),
+        ({"model": nn.Embedding(2, 3), "x": torch.full((12,), 9)}, "model Embedding does not fit x"),
         ({"clients": [[0], []]}, "clients[1] holds no examples; every client needs one."),
         ({"clients": [[0], [12]]}, "clients[1] must hold indices from 0 to 11."),
         ({"clients": [[0.5]]}, "clients[0] must hold indices from 0 to 11."),

@@ -144,12 +144,17 @@ def test_schedules_repeat_and_vary_with_the_seed() -> None:
     [
         ({"k": 11}, "k=11 is more than the 10 clients there are."),
         ({"k": 0}, "k must be at least 1, got 0."),
+        ({"k": 3.0}, "k must be a whole number, got 3.0."),
+        ({"k": True}, "k must be a whole number, got True."),
+        ({"devices": "random"}, r"devices must be an object such as fedhist.LogNormal\(\), got 'random'."),
+        ({"devices": fh.LogNormal}, r"devices must be an object such as fedhist.LogNormal\(\), got"),
+        ({"devices": fh.LogNormal(sigma=3000)}, "gives times that are not positive numbers; use milder"),
         ({"rounds": 0}, "rounds must be at least 1, got 0."),
         ({"concurrency": 2}, "concurrency must lie between k=3 and the number of clients 10, got 2."),
         ({"concurrency": 11}, "concurrency must lie between k=3 and the number of clients 10, got 11."),
         ({"devices": fh.Explicit([1.0])}, "times has 1 entries for 10 clients."),
         ({"devices": fh.SlowGroup([10])}, "clients names 10; ids run from 0 to 9."),
-        ({"seed": -1}, r"seed must be an integer from 0 to 2\^63 - 1, got -1."),
+        ({"seed": -1}, r"seed must lie between 0 and 2\^63 - 1, got -1."),
     ],
 )
 def test_refuses(arguments: dict[str, Any], sentence: str) -> None:

@@ -36,7 +36,7 @@ def test_jitter_is_the_coefficient_of_variation() -> None:
 
 
 def test_slow_group_stretches_its_members() -> None:
-    times = fh.SlowGroup([1, 3], speed=0.25, others=fh.Constant(2.0)).mean_times(4, seed=0)
+    times = fh.SlowGroup([1, 3, 3], speed=0.25, others=fh.Constant(2.0)).mean_times(4, seed=0)
     assert times.tolist() == [2, 8, 2, 8]
 
 
@@ -49,8 +49,10 @@ def test_slow_group_stretches_its_members() -> None:
         (lambda: fh.LogNormal(sigma=-1), "sigma must not be negative, got -1."),
         (lambda: fh.Exponential(scale=0), "scale must be positive, got 0."),
         (lambda: fh.Pareto(alpha=0), "alpha must be positive, got 0."),
-        (lambda: fh.Explicit([]), "times must be a list of positive numbers, one per client."),
-        (lambda: fh.Explicit([1, -1]), "times must be a list of positive numbers, one per client."),
+        (lambda: fh.Explicit([]), "times must name a time for each client."),
+        (lambda: fh.Explicit([1, -1]), r"times\[1\] must be positive, got -1."),
+        (lambda: fh.Explicit(["a"]), r"times\[0\] must be a number, got 'a'."),  # type: ignore[list-item]
+        (lambda: fh.Uniform(1, float("inf")), "high must be a number, got inf."),
         (lambda: fh.SlowGroup([0], speed=0), "speed must be positive, got 0."),
     ],
 )

@@ -150,7 +150,7 @@ def test_divergence_is_told_in_a_sentence(make_task: Callable[..., fh.Task]) -> 
     task = make_task(model=nn.Linear(5, 3))
     with pytest.raises(
         fh.DivergedError,
-        match=r"FedAvg, seed 0: .* in round \d+; the learning rate lr=1e\+38 is probably too high",
+        match=r"FedAvg, seed 0: .* in round \d+; check the data and the learning rate lr=1e\+38",
     ):
         fh.simulate("fedavg", task, k=2, rounds=50, local=fh.LocalSGD(lr=1e38))
 
@@ -183,6 +183,15 @@ def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
     ("arguments", "sentence"),
     [
         ({"k": 9}, "k=9 is more than the 8 clients there are."),
+        ({"k": 2.0}, "k must be a whole number, got 2.0."),
+        ({"k": None}, "k must be a whole number, got None."),
+        ({"eval_every": None}, "eval_every must be a whole number, got None."),
+        ({"local": {}}, "local must be a fedhist.LocalSGD, got {}."),
+        ({"devices": "random"}, "devices must be an object such as"),
+        ({"device": None}, "device must be 'auto', 'cpu' or 'cuda', got None."),
+        ({"seed": 1.5}, "seeds must be a whole number, got 1.5."),
+        ({"objective": "moon"}, "objective must be an object such as fedhist.Proximal"),
+        ({"trainer": None}, "unknown trainer None"),
         ({"rounds": 0}, "rounds must be at least 1, got 0."),
         ({"eval_every": 0}, "eval_every must be at least 1, got 0."),
         ({"server_lr": 0.0}, "server_lr must be positive, got 0.0."),
@@ -190,7 +199,7 @@ def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
         ({"device": "meta"}, "device must be 'auto', 'cpu' or 'cuda', got 'meta'."),
         ({"strategy": "fedhits"}, "unknown strategy 'fedhits': did you mean 'fedhist'?"),
         ({"strategy": 3}, "a method is a name or a fedhist.Strategy, got int."),
-        ({"seed": -3}, "seed must be an integer"),
+        ({"seed": -3}, "seed must lie between"),
     ],
 )
 def test_refuses(task: fh.Task, arguments: dict[str, Any], sentence: str) -> None:
@@ -205,10 +214,69 @@ def test_a_missing_gpu_is_told(task: fh.Task) -> None:
         fh.simulate("fedavg", task, k=2, rounds=1, device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("task", "sentence"), [(None, "task must be a fedhist.Task"), ("digits", "task must be a fedhist.Task")]
+)
+def test_a_task_is_needed(task: Any, sentence: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        fh.simulate("fedavg", task, k=1, rounds=1)
+
+
+def test_a_strategy_may_keep_its_uploads_and_change_its_arguments(task: fh.Task) -> None:
+    class Hoarder(fh.Strategy):
+        """Keeps every upload it saw, and spoils what it was given."""
+
+        kept: list[tuple[Tensor, float]]
+
+        def setup(self, num_clients: int, k: int, num_params: int, device: Any = None) -> Hoarder:
+            super().setup(num_clients, k, num_params, device)
+            self.kept = []
+            return self
+
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            assert all(float(g.norm()) == norm for g, norm in self.kept)
+            self.kept.append((arrivals.deltas, float(arrivals.deltas.norm())))
+            return 1 / arrivals.staleness.clamp_(max=2)
+
+    runs = fh.compare([Hoarder(), "dynsgd"], task, k=2, rounds=12, seeds=1)
+    alone = fh.simulate("dynsgd", task, k=2, rounds=12)
+    assert runs["DynSGD"][0].records == alone.records
+    assert np.array_equal(runs[0].staleness, alone.staleness) and alone.staleness.max() > 2
+
+
+def test_works_under_no_grad_and_with_numpy_seeds(task: fh.Task) -> None:
+    with torch.no_grad():
+        losses = [fh.simulate("fedavg", task, k=2, rounds=2, trainer=t).loss[0] for t in ("reference", "batched")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    runs = fh.compare(["fedavg"], task, k=2, rounds=2, seeds=np.arange(2))
+    assert [type(h.seed) for h in runs] == [int, int]
+
+
+def test_a_model_that_cannot_be_batched_is_told(make_task: Callable[..., fh.Task]) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) if x.sum() > 0 else 2 * self.fc(x)
+
+    task = make_task(model=Branching)
+    assert fh.simulate("fedavg", task, k=2, rounds=2).rounds == 2
+    with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot batch this model, use 'reference': "):
+        fh.simulate("fedavg", task, k=2, rounds=2, trainer="batched")
+
+
 def test_compare_refuses(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="methods must be a list of strategies or names, got 'fedavg'."):
+        fh.compare("fedavg", task, k=2, rounds=1)
+    with pytest.raises(fh.InvalidInput, match=r"seeds names a seed twice: \[1, 1\]."):
+        fh.compare(["fedavg"], task, k=2, rounds=1, seeds=[1, 1])
+    with pytest.raises(fh.InvalidInput, match="seeds must name at least one seed."):
+        fh.compare(["fedavg"], task, k=2, rounds=1, seeds=[])
     with pytest.raises(fh.InvalidInput, match="methods names FedAvg twice"):
         fh.compare(["fedavg", fh.FedAvg()], task, k=2, rounds=1)
     with pytest.raises(fh.InvalidInput, match="methods must name at least one method"):
         fh.compare([], task, k=2, rounds=1)
-    with pytest.raises(fh.InvalidInput, match="seeds must name at least one seed"):
+    with pytest.raises(fh.InvalidInput, match="seeds must be at least 1, got 0."):
         fh.compare(["fedavg"], task, k=2, rounds=1, seeds=0)

@@ -46,13 +46,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def largest_error(name: str, options: dict[str, Any], n: int, k: int, p: int, seed: int, dtype: torch.dtype) -> float:
+def largest_error(
+    name: str, options: dict[str, Any], n: int, k: int, p: int, seed: int, dtype: torch.dtype, zero: bool = False
+) -> float:
     """Return the largest relative error of any update or weight over forty rounds."""
-    ours = getattr(fh, name)(**options).setup(n, k, p, dtype=dtype)
+    ours = getattr(fh, name)(**options).setup(n, k, p).to(dtype)
     theirs = getattr(oracle, name)(n, k, **options)
     worst = 0.0
     for deltas, staleness, clients, sizes in oracle.random_stream(np.random.default_rng(seed), n, k, p, rounds=40):
         uploads = torch.tensor(deltas, dtype=dtype)
+        if zero:
+            uploads[0] = 0
         expected, weights = theirs.step(uploads.double().numpy(), staleness, clients, sizes)
         update = ours(fh.Arrivals(uploads, torch.tensor(staleness), torch.tensor(clients), torch.tensor(sizes)))
         scale = np.linalg.norm(expected)
@@ -77,8 +81,20 @@ def test_float32_agrees_for_any_shape(data: st.DataObject, case: tuple[str, dict
     assert largest_error(*case, n, k, p, seed, torch.float32) < 1e-3
 
 
+@pytest.mark.parametrize("p", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_few_parameters_and_many_ties(p: int, seed: int) -> None:
+    """With one parameter every cosine is ±1, so that nearly all of EGS's choices are ties."""
+    assert largest_error("FedHist", {}, 20, 4, p, seed, torch.float32) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_a_zero_upload_each_round(name: str, options: dict[str, Any]) -> None:
+    assert largest_error(name, options, 20, 4, 64, seed=1, dtype=torch.float64, zero=True) < 1e-9
+
+
 def test_utilities_agree() -> None:
-    ours, theirs = fh.FedHist().setup(30, 5, 50, dtype=torch.float64), oracle.FedHist(30, 5)
+    ours, theirs = fh.FedHist().setup(30, 5, 50).double(), oracle.FedHist(30, 5)
     for deltas, tau, clients, sizes in oracle.random_stream(np.random.default_rng(0), 30, 5, 50, rounds=60):
         theirs.step(deltas, tau, clients, sizes)
         ours(fh.Arrivals(*map(torch.tensor, (deltas, tau, clients, sizes))))

@@ -25,7 +25,7 @@ def arrive(
 
 def step(strategy: fh.Strategy, arrivals: fh.Arrivals, clients: int = 10) -> list[float]:
     k, p = arrivals.deltas.shape
-    return strategy.setup(clients, k, p, dtype=torch.float64)(arrivals).tolist()
+    return strategy.setup(clients, k, p).double()(arrivals).tolist()
 
 
 def test_fedavg() -> None:
@@ -71,7 +71,7 @@ def test_wkafl() -> None:
 class TestFedHist:
     def test_egs_fuses_with_the_least_similar_global_update(self) -> None:
         """Without HAA and INA and with one upload a round, u = g + α·(least similar past u)."""
-        strategy = fh.FedHist(history=2, alpha=0.5, haa=False, ina=False).setup(4, 1, 2, dtype=torch.float64)
+        strategy = fh.FedHist(history=2, alpha=0.5, haa=False, ina=False).setup(4, 1, 2).double()
         assert strategy(arrive([[2, 0]], [1], [0])).tolist() == [2, 0]  # G is empty
         assert strategy(arrive([[0, 2]], [1], [0])).tolist() == [1, 2]  # only (2, 0) is there
         # cos((1, 0), (2, 0)) = 1, cos((1, 0), (1, 2)) < 1: fused with (1, 2)
@@ -94,7 +94,7 @@ class TestFedHist:
     def test_hindsight_joins_uploads_of_one_version(self) -> None:
         """h = 3 with rounds 7, 8, 9 in L: members of S arrive as (7, τ1), (8, τ2), (9, τ3)."""
         h, gamma = 3, 0.1
-        strategy = fh.FedHist(history=h, gamma=gamma, egs=False).setup(40, 2, 2, dtype=torch.float64)
+        strategy = fh.FedHist(history=h, gamma=gamma, egs=False).setup(40, 2, 2).double()
         for _ in range(6):  # rounds 1 to 6: too stale to belong to any S, so nothing is judged
             strategy(arrive([[1, 0], [0, 1]], [99, 99], [38, 39]))
         assert strategy.utility.tolist() == [0.0] * 40
@@ -108,7 +108,7 @@ class TestFedHist:
         assert strategy.utility[2:].tolist() == [0.0] * 38
 
     def test_a_dissimilar_upload_is_penalised(self) -> None:
-        strategy = fh.FedHist(history=1, lam=1.0, gamma=1.0, egs=False).setup(9, 3, 2, dtype=torch.float64)
+        strategy = fh.FedHist(history=1, lam=1.0, gamma=1.0, egs=False).setup(9, 3, 2).double()
         strategy(arrive([[1, 0], [1, 0], [-1, 0]], [1, 1, 2], [0, 1, 2]))
         # S = the two fresh uploads; client 2 has sim = -1, p_his = (e/2)^-2, |S| = 2
         good = (1 - D**-1) * 2
@@ -119,7 +119,7 @@ class TestFedHist:
         assert strategy.last_weights.tolist() == pytest.approx([0, 0.5, 0.5])
 
     def test_all_weights_clamped_is_uniform(self) -> None:
-        strategy = fh.FedHist(egs=False).setup(9, 2, 2, dtype=torch.float64)
+        strategy = fh.FedHist(egs=False).setup(9, 2, 2).double()
         strategy.utility.fill_(-100)
         strategy(arrive([[1, 0], [0, 1]], [1, 4], [0, 1]))
         assert strategy.last_weights is not None and strategy.last_weights.tolist() == [0.5, 0.5]
@@ -142,12 +142,15 @@ class TestFedHist:
         (lambda: fh.FedHist(alpha=-1), "alpha must not be negative, got -1."),
         (lambda: fh.FedHist(lam=-1), "lam must not be negative, got -1."),
         (lambda: fh.FedHist(sim_threshold=2), r"sim_threshold must lie in \[-1, 1\], got 2."),
-        (lambda: fh.FedHist(weight_floor=-1), "weight_floor must be None or at least 0, got -1."),
+        (lambda: fh.FedHist(weight_floor=-1), "weight_floor must not be negative, got -1."),
         (
             lambda: fh.FedHist(ina_norms="all"),
             "ina_norms must be 'submitted', 'fused' or 'weighted', got 'all'.",
         ),  # type: ignore[arg-type]
         (lambda: fh.FedHist(ina_direction="x"), "ina_direction must be 'aggregate' or 'sum', got 'x'."),  # type: ignore[arg-type]
+        (lambda: fh.FedHist(history=2.5), "history must be a whole number, got 2.5."),  # type: ignore[arg-type]
+        (lambda: fh.FedHist(egs="false"), "egs must be True or False, got 'false'."),  # type: ignore[arg-type]
+        (lambda: fh.FedHist(lam="x"), "lam must be a number, got 'x'."),  # type: ignore[arg-type]
         (lambda: fh.REFL(beta=2), r"beta must lie in \[0, 1\], got 2."),
         (lambda: fh.WKAFL(clip=0), "clip must be positive, got 0."),
         (lambda: fh.WKAFL(stage_two_clip=0), "stage_two_clip must be positive, got 0."),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,10 @@ def test_epochs_visit_every_example_that_often() -> None:
     ("arguments", "sentence"),
     [
         ({"lr": 0.0}, "lr must be positive, got 0.0."),
-        ({"lr": float("nan")}, "lr must be positive, got nan."),
+        ({"lr": float("nan")}, "lr must be a number, got nan."),
+        ({"lr": "0.1"}, "lr must be a number, got '0.1'."),
+        ({"steps": 2.0}, "steps must be a whole number, got 2.0."),
+        ({"steps": None}, "steps must be a whole number, got None."),
         ({"steps": 0}, "steps must be at least 1, got 0."),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0."),
         ({"epochs": 0}, "epochs must be at least 1, got 0."),
@@ -44,6 +49,6 @@ def test_epochs_visit_every_example_that_often() -> None:
         ({"weight_decay": -1.0}, "weight_decay must not be negative, got -1.0."),
     ],
 )
-def test_refuses(arguments: dict[str, float], sentence: str) -> None:
+def test_refuses(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=sentence):
         fh.LocalSGD(**arguments)

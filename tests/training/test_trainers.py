@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.objectives import Objective
-from fedhist.training import Job, make_trainer
+from fedhist.training import Candidate, Job, make_trainer
 
 CPU = torch.device("cpu")
 FAST = ("threaded", "batched")
@@ -81,7 +81,7 @@ def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     results = {}
     for name in ("reference", fast):
         trainer = make_trainer(name, image_task, CPU)
-        results[name] = trainer.evaluate(image_task, models)
+        results[name] = trainer.evaluate([Candidate(image_task, 0, model) for model in models])
         trainer.close()
     for a, b in zip(results["reference"], results[fast], strict=True):
         assert a.correct.tolist() == b.correct.tolist() and a.total.tolist() == b.total.tolist() == [3, 3, 3]
@@ -109,6 +109,14 @@ def test_batches_depend_on_seed_client_and_version_only(task: fh.Task) -> None:
     first = batches(0, 7, 3)
     assert batches(0, 6, 3) != first and batches(0, 7, 4) != first and batches(1, 7, 3) != first
     assert batches(0, 7, 3) == first
+
+
+@pytest.mark.parametrize("trainer", ["reference", *FAST])
+def test_nobody_sees_examples_of_others(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    task = make_task()
+    task.x[task.client(0)] = torch.nan
+    work = jobs(task, fh.LocalSGD(steps=3, batch_size=7), fh.CrossEntropy())[1:]
+    assert torch.isfinite(uploads(trainer, work)).all()
 
 
 def test_a_loss_that_misses_parameters_leaves_them(make_task: Callable[..., fh.Task]) -> None:

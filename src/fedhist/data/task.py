@@ -59,6 +59,10 @@ class Task:
                 not targets.is_floating_point() and int(targets.min()) >= 0,
                 f"y{label} must hold class numbers ≥ 0, got {targets.dtype} with minimum {targets.min().item()}.",
             )
+        require(
+            isinstance(model, nn.Module) or (callable(model) and not isinstance(model, Tensor)),
+            f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.",
+        )
         self.name, self.model = name, model
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
@@ -66,8 +70,16 @@ class Task:
 
         probe = self.build(seed=0)
         self.layout = Layout(probe)
-        self.num_classes = _num_classes(probe, self)
+        logits = _check_fit(probe, x, "x")
+        _check_fit(probe, x_test, "x_test")
+        labels = int(max(self.y.max(), self.y_test.max())) + 1
+        self.num_classes = int(logits.shape[1])
+        require(
+            self.num_classes >= labels,
+            f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {labels - 1}.",
+        )
         self.is_random = _is_random(probe, self)
+        self.has_fixed_state = len(probe.state_dict()) > len(self.layout.shapes)
 
     @property
     def num_clients(self) -> int:
@@ -91,7 +103,8 @@ class Task:
             torch.manual_seed(Stream(seed, "init").integer())
             module = self.model()
         require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
-        return module
+        # A function that hands out the same module every time must not tie runs and threads together.
+        return copy.deepcopy(module)
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return `x, y, x_test, y_test` on a device, copied there once."""
@@ -115,7 +128,10 @@ class Task:
 
 def _join(clients: Sequence[ArrayLike], num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all clients' example indices end to end, and where each client's begin."""
-    require(len(clients) > 0, "clients must name at least one client.")
+    require(
+        isinstance(clients, Sequence) and len(clients) > 0,
+        "clients must be a list with one list of example indices for each client.",
+    )
     parts = [np.asarray(part) for part in clients]
     for i, part in enumerate(parts):
         require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
@@ -127,32 +143,29 @@ def _join(clients: Sequence[ArrayLike], num_examples: int) -> tuple[NDArray[np.i
     return np.concatenate(parts).astype(np.int64), offsets.astype(np.int64)
 
 
-def _num_classes(probe: nn.Module, task: Task) -> int:
-    """Try the model on two examples; return its number of outputs."""
-    before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
-    name, shape = type(probe).__name__, tuple(task.x.shape[1:])
+def _check_fit(probe: nn.Module, inputs: Tensor, name: str) -> Tensor:
+    """Try the model on two examples; return its logits."""
+    before = {key: buffer.clone() for key, buffer in probe.named_buffers()}
+    model, shape = type(probe).__name__, tuple(inputs.shape[1:])
     try:
-        logits: Any = probe.train()(task.x[:2])
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InvalidInput(f"model {name} does not fit inputs of shape {shape}: {_first_line(error)}") from error
-    rows = len(task.x[:2])
+        logits: Any = probe.train()(inputs[:2])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InvalidInput(
+            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {_first_line(error)}"
+        ) from error
     require(
-        isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows,
-        f"model {name} must return logits of shape (batch, classes), got {getattr(logits, 'shape', type(logits))}.",
-    )
-    labels = int(max(task.y.max(), task.y_test.max())) + 1
-    require(
-        logits.shape[1] >= labels,
-        f"model {name} has {logits.shape[1]} outputs, but the labels run to {labels - 1}.",
+        isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2]),
+        f"model {model} must return logits of shape (batch, classes), got {getattr(logits, 'shape', type(logits))}.",
     )
     changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, before[key])]
     norms = [key for key, module in probe.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    require(
-        not changed and not norms,
-        f"model {name} keeps statistics of its batches ({(changed + norms)[0] if changed or norms else ''}), "
-        "which averaging parameters cannot merge; use GroupNorm or LayerNorm instead.",
-    )
-    return int(logits.shape[1])
+    for key in changed + norms:
+        raise InvalidInput(
+            f"model {model} depends on statistics of its batches ({key}), which averaging parameters cannot merge; "
+            "use GroupNorm or LayerNorm instead."
+        )
+    fitting: Tensor = logits
+    return fitting
 
 
 def _is_random(probe: nn.Module, task: Task) -> bool:

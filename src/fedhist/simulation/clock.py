@@ -13,12 +13,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import require
+from fedhist.errors import require, whole
 from fedhist.simulation.devices import Devices, work_times
 from fedhist.streams import Stream
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """The arrivals of all rounds, row r - 1 for round r, each row in order of arrival."""
 
@@ -67,17 +67,23 @@ def make_schedule(
         How many clients work at a time. None keeps all of them busy. With fewer, the clients sent the
         new model are drawn at random from those that are idle.
     """
-    require(num_clients >= 1, f"clients must be at least 1, got {num_clients}.")
-    require(k >= 1, f"k must be at least 1, got {k}.")
-    require(rounds >= 1, f"rounds must be at least 1, got {rounds}.")
+    num_clients, k, rounds = whole("clients", num_clients, 1), whole("k", k, 1), whole("rounds", rounds, 1)
+    require(
+        callable(getattr(devices, "mean_times", None)) and not isinstance(devices, type),
+        f"devices must be an object such as fedhist.LogNormal(), got {devices!r}.",
+    )
     require(k <= num_clients, f"k={k} is more than the {num_clients} clients there are.")
-    busy = num_clients if concurrency is None else concurrency
+    busy = num_clients if concurrency is None else whole("concurrency", concurrency)
     require(
         k <= busy <= num_clients,
         f"concurrency must lie between k={k} and the number of clients {num_clients}, got {busy}.",
     )
     stream = Stream(seed, "schedule")
     means = devices.mean_times(num_clients, seed)
+    require(
+        bool(np.isfinite(means).all() and (means > 0).all()),
+        f"{devices!r} gives times that are not positive numbers; use milder parameters.",
+    )
     idle = _IdlePool(num_clients, busy, stream)
 
     # Everyone at work in round 1 has version 1. The others follow a heap; ties go to whoever started
@@ -107,6 +113,8 @@ def make_schedule(
         for place, (end, client) in enumerate(zip(finish.tolist(), sent.tolist(), strict=True)):
             heapq.heappush(queue, (end, row * k + place, client, row + 2))
     staleness = np.arange(1, rounds + 1)[:, None] - versions + 1
+    for array in (clients, staleness, arrived):
+        array.setflags(write=False)  # all methods of a comparison share them
     return Schedule(num_clients, clients, staleness, arrived)
 
 

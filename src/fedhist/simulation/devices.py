@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import require
+from fedhist.errors import number, positive, require
 from fedhist.streams import Stream
 
 Floats = NDArray[np.float64]
@@ -26,18 +26,9 @@ class Devices(Protocol):
         """Return each client's mean time for one local training, ``(N,)``."""
 
 
-def _positive(**arguments: float) -> None:
-    for name, value in arguments.items():
-        require(np.isfinite(value) and value > 0, f"{name} must be positive, got {value}.")
-
-
-def _check_jitter(jitter: float) -> None:
-    require(np.isfinite(jitter) and jitter >= 0, f"jitter must not be negative, got {jitter}.")
-
-
 def work_times(means: Floats, jitter: float, rng: np.random.Generator) -> Floats:
     """Return one working time per client: gamma distributed around its mean."""
-    if jitter == 0:
+    if jitter < 1e-6:  # no more than rounding
         return means
     shape = 1 / jitter**2
     return means * rng.standard_gamma(shape, len(means)) / shape
@@ -51,8 +42,8 @@ class Constant:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(time=self.time)
-        _check_jitter(self.jitter)
+        positive("time", self.time)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the same time for all."""
@@ -77,9 +68,10 @@ class Uniform:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(low=self.low)
+        positive("low", self.low)
+        positive("high", self.high)
         require(self.low <= self.high, f"low={self.low} must not exceed high={self.high}.")
-        _check_jitter(self.jitter)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return times drawn from U(low, high)."""
@@ -94,8 +86,8 @@ class LogNormal:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        require(np.isfinite(self.sigma) and self.sigma >= 0, f"sigma must not be negative, got {self.sigma}.")
-        _check_jitter(self.jitter)
+        number("sigma", self.sigma, 0)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return times drawn from exp(N(0, σ²))."""
@@ -110,8 +102,8 @@ class Exponential:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(scale=self.scale)
-        _check_jitter(self.jitter)
+        positive("scale", self.scale)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return times drawn from Exp(1/scale)."""
@@ -126,8 +118,8 @@ class Pareto:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive(alpha=self.alpha)
-        _check_jitter(self.jitter)
+        positive("alpha", self.alpha)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return times drawn from Pareto(alpha) on [1, ∞)."""
@@ -142,12 +134,10 @@ class Explicit:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        times = np.asarray(self.times, dtype=np.float64)
-        require(
-            times.ndim == 1 and len(times) > 0 and bool(np.isfinite(times).all() and (times > 0).all()),
-            "times must be a list of positive numbers, one per client.",
-        )
-        _check_jitter(self.jitter)
+        require(len(self.times) > 0, "times must name a time for each client.")
+        for client, time in enumerate(self.times):
+            positive(f"times[{client}]", time)
+        number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the given times."""
@@ -176,7 +166,7 @@ class SlowGroup:
     others: Devices = field(default_factory=LogNormal)
 
     def __post_init__(self) -> None:
-        _positive(speed=self.speed)
+        positive("speed", self.speed)
 
     @property
     def jitter(self) -> float:
@@ -186,7 +176,7 @@ class SlowGroup:
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the underlying times, longer for the group."""
         times = self.others.mean_times(num_clients, seed).copy()
-        for client in self.clients:
+        for client in set(self.clients):
             require(0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}.")
             times[client] /= self.speed
         return times

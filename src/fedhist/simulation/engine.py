@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, InvalidInput, require
+from fedhist.errors import DivergedError, InvalidInput, positive, require, whole
 from fedhist.history import Comparison, History, Record
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.strategies import Strategy
-from fedhist.training import Job, LocalSGD, make_trainer
+from fedhist.training import Candidate, Evaluation, Job, LocalSGD, make_trainer
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories so far, one per run."""
@@ -125,18 +126,26 @@ def compare(
 
     The other parameters are those of :func:`simulate`.
     """
+    require(
+        isinstance(methods, Sequence) and not isinstance(methods, str),
+        f"methods must be a list of strategies or names, got {methods!r}.",
+    )
     chosen = _distinct([as_method(method) for method in methods])
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
-    require(len(seeds) > 0, f"seeds must name at least one seed, got {seeds}.")
-    require(eval_every >= 1, f"eval_every must be at least 1, got {eval_every}.")
-    require(np.isfinite(server_lr) and server_lr > 0, f"server_lr must be positive, got {server_lr}.")
-    local, devices, device = local or LocalSGD(), devices or LogNormal(), _device(device)
+    which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
+    require(len(which) > 0, "seeds must name at least one seed.")
+    require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
+    eval_every, server_lr = whole("eval_every", eval_every, 1), positive("server_lr", server_lr)
+    local, devices, device = LocalSGD() if local is None else local, devices or LogNormal(), _device(device)
+    require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
 
     by_seed = []
-    for seed in seeds:
-        own = task if isinstance(task, Task) else task(seed)
+    for seed in which:
+        own = task(seed) if callable(task) else task
+        require(isinstance(own, Task), f"task must be a fedhist.Task or a function from a seed to one, got {own!r}.")
         schedule = make_schedule(own.num_clients, k, rounds, devices, seed, concurrency)
         by_seed.append((seed, own, schedule, plan_versions(schedule)))
+    shapes = [own.layout.shapes for _, own, _, _ in by_seed]
+    require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
     runs = [_Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
     _advance(runs, local, trainer, device, rounds, eval_every, on_round)
     return Comparison([run.history for run in runs])
@@ -155,7 +164,7 @@ def _device(device: str | torch.device) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
     require(
@@ -182,14 +191,17 @@ class _Run:
         self.schedule, self.plan, self.server_lr = schedule, plan, server_lr
         layout = task.layout
         self.strategy = copy.deepcopy(method.strategy)
-        self.strategy.setup(task.num_clients, schedule.k, layout.size, device, layout.dtype)
+        self.strategy.setup(task.num_clients, schedule.k, layout.size, device)
+        if layout.dtype == torch.float64:
+            self.strategy.double()
         self.model = layout.flatten(task.build(seed)).to(device)
         self.versions = torch.empty((plan.num_slots, layout.size), dtype=layout.dtype, device=device)
         self.previous: dict[int, Tensor] = {}
 
-        self._clients = torch.from_numpy(schedule.clients).to(device)
-        self._staleness = torch.from_numpy(schedule.staleness).to(device)
-        self._sizes = torch.from_numpy(task.sizes[schedule.clients]).to(device)
+        # Copies, so that a strategy that changes its arguments changes nobody else's.
+        self._clients = torch.tensor(schedule.clients, device=device)
+        self._staleness = torch.tensor(schedule.staleness, device=device)
+        self._sizes = torch.tensor(task.sizes[schedule.clients], device=device)
         self._weights = torch.full(schedule.clients.shape, torch.nan, device=device)
         self._evaluated = 0
         self.history = History(
@@ -243,7 +255,7 @@ class _Run:
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
             f"got {getattr(update, 'shape', type(update))}.",
         )
-        self.model = self.model - self.server_lr * update
+        self.model = self.model - self.server_lr * update  # Eq. 4
         if self.strategy.last_weights is not None:
             self._weights[row] = self.strategy.last_weights
 
@@ -259,19 +271,24 @@ class _Run:
         )
         raise DivergedError(
             f"{self.method.name}, seed {self.seed}: {source} in round {round_}; "
-            f"the learning rate lr={lr:g} is probably too high."
+            f"check the data and the learning rate lr={lr:g}."
         )
 
-    def record(self, round_: int, accuracy: float, loss: float, per_class: list[float | None]) -> None:
+    def record(self, round_: int, result: Evaluation, lr: float) -> None:
         """Append an evaluation to the history."""
+        if not math.isfinite(result.loss):
+            raise DivergedError(
+                f"{self.method.name}, seed {self.seed}: the loss after round {round_} is {result.loss}; "
+                f"check the data and the learning rate lr={lr:g}."
+            )
         since = self.schedule.staleness[self._evaluated : round_]
         self.history.records.append(
             Record(
                 round=round_,
                 time=float(self.schedule.time[round_ - 1]),
-                accuracy=accuracy,
-                loss=loss,
-                per_class=per_class,
+                accuracy=result.accuracy,
+                loss=result.loss,
+                per_class=result.per_class,
                 mean_staleness=float(since.mean()),
                 max_staleness=int(since.max()),
             )
@@ -294,16 +311,22 @@ def _advance(
     layout, k = runs[0].task.layout, runs[0].schedule.k
     histories = [run.history for run in runs]
     trainer = make_trainer(trainer_name, runs[0].task, device)
-    # Uploads of this round and of the next, parts of which are computed ahead.
-    deltas = torch.empty((2, len(runs), k, layout.size), dtype=layout.dtype, device=device)
+
+    def uploads() -> Tensor:
+        # New memory every round: a strategy may keep what it was given.
+        return torch.empty((len(runs), k, layout.size), dtype=layout.dtype, device=device)
+
+    # Uploads by the round they arrive in; parts of the next round's are computed ahead.
+    deltas = {1: uploads()}
     futures: dict[int, list[Future[None]]] = {round_: [] for round_ in range(1, rounds + 1)}
     try:
         for round_ in range(1, rounds + 1):
+            deltas[round_ + 1] = uploads()
             work: list[tuple[int, Job, Tensor]] = []
             for i, run in enumerate(runs):
                 run.open_round(round_)
                 for due, place in run.startable(round_):
-                    work.append((due, run.job(due, place, local), deltas[due % 2, i, place]))
+                    work.append((due, run.job(due, place, local), deltas[due][i, place]))
             work.sort(key=lambda item: item[0])  # what this round waits for goes first
             begun = trainer.start([job for _, job, _ in work], [row for _, _, row in work])
             for (due, _, _), future in zip(work, begun, strict=False):
@@ -311,13 +334,13 @@ def _advance(
             for future in futures.pop(round_):
                 future.result()
             with torch.no_grad():
-                for run, uploads in zip(runs, deltas[round_ % 2], strict=True):
-                    run.close_round(round_, uploads)
-                    run.check_finite(round_, uploads, local.lr)
+                for run, rows in zip(runs, deltas.pop(round_), strict=True):
+                    run.close_round(round_, rows)
+                    run.check_finite(round_, rows, local.lr)
             if round_ % eval_every == 0 or round_ == rounds:
-                for run in runs:
-                    (result,) = trainer.evaluate(run.task, run.model[None])
-                    run.record(round_, result.accuracy, result.loss, result.per_class)
+                results = trainer.evaluate([Candidate(run.task, run.seed, run.model) for run in runs])
+                for run, result in zip(runs, results, strict=True):
+                    run.record(round_, result, local.lr)
             for history in histories:
                 history.wall_seconds = time.perf_counter() - started
             if on_round:
@@ -325,4 +348,6 @@ def _advance(
     finally:
         trainer.close()
     for run in runs:
-        run.history.model = run.task.layout.unflatten(run.model.cpu())
+        module = run.task.build(run.seed)
+        layout.load(module, run.model.cpu())
+        run.history.model = module.state_dict()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.arrivals import Arrivals
-from fedhist.errors import require
+from fedhist.errors import require, whole
 
 
 def normalised(weights: Tensor) -> Tensor:
@@ -32,8 +32,13 @@ class Strategy(nn.Module):
 
     A subclass defines :meth:`weights` for a weighting rule, or :meth:`forward` for more. State that
     outlives a round belongs in buffers (``register_buffer`` in :meth:`setup`), so that
-    ``state_dict()`` is a complete checkpoint.
+    ``state_dict()`` is a complete checkpoint. Buffers are float32; for a float64 model the strategy is
+    converted after :meth:`setup` with ``.double()``, like any module.
     """
+
+    num_clients: int = 0
+    k: int = 0
+    num_params: int = 0
 
     last_weights: Tensor | None = None
     """Normalised weight of each upload of the last round, for the record."""
@@ -44,18 +49,30 @@ class Strategy(nn.Module):
         k: int,
         num_params: int,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Forget everything and allocate memory for `num_clients` clients, `k` uploads a round.
 
         Returns the strategy itself. Subclasses that override this call ``super().setup(...)`` first.
         """
-        for name, value in (("num_clients", num_clients), ("k", k), ("num_params", num_params)):
-            require(value >= 1, f"{name} must be at least 1, got {value}.")
+        self.num_clients, self.k = whole("num_clients", num_clients, 1), whole("k", k, 1)
+        self.num_params = whole("num_params", num_params, 1)
         require(k <= num_clients, f"k={k} uploads a round need at least as many clients, got {num_clients}.")
-        self.num_clients, self.k, self.num_params = num_clients, k, num_params
         self.last_weights = None
         return self
+
+    def __call__(self, arrivals: Arrivals) -> Tensor:
+        """Return the global update of one round, after a look at whether the round fits."""
+        name, (k, num_params) = type(self).__name__, arrivals.deltas.shape
+        require(
+            self.k > 0,
+            f"{name} has no memory yet; call setup() first, and super().setup() in a setup() of your own.",
+        )
+        require(
+            k <= self.k and num_params == self.num_params,
+            f"{name} was set up for {self.k} uploads of {self.num_params} parameters, got {k} of {num_params}.",
+        )
+        update: Tensor = super().__call__(arrivals)
+        return update
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return the weight of each upload, ``(K,)``; they are normalised to sum to one."""
@@ -66,6 +83,11 @@ class Strategy(nn.Module):
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
     def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
-        """Normalise `weights`, remember them as :attr:`last_weights`, and return `Σ p_i g_i`."""
+        """Normalise `weights`, remember them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4)."""
+        require(
+            isinstance(weights, Tensor) and weights.shape == deltas.shape[:1],
+            f"{type(self).__name__}.weights() must return a tensor of shape ({len(deltas)},), "
+            f"got {getattr(weights, 'shape', type(weights).__name__)}.",
+        )
         self.last_weights = normalised(weights)
         return self.last_weights.to(deltas.dtype) @ deltas

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
+from fedhist.errors import flag
 from fedhist.strategies.base import Strategy
 
 
@@ -19,7 +20,7 @@ class DynSGD(Strategy):
 
     def __init__(self, normalise: bool = True) -> None:
         super().__init__()
-        self.normalise = normalise
+        self.normalise = flag("normalise", normalise)
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `1/τ_i`."""
@@ -27,8 +28,7 @@ class DynSGD(Strategy):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return `Σ p_i g_i`, or `(1/K) Σ g_i/τ_i`."""
-        update = super().forward(arrivals)
-        if not self.normalise:
-            # Σ p_i g_i · mean(1/τ) = (1/K) Σ g_i/τ_i
-            update = update * self.weights(arrivals).mean().to(update.dtype)
-        return update
+        if self.normalise:
+            return super().forward(arrivals)
+        self.last_weights = self.weights(arrivals) / len(arrivals)
+        return self.last_weights.to(arrivals.deltas.dtype) @ arrivals.deltas

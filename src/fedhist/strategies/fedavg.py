@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
+from fedhist.errors import flag
 from fedhist.strategies.base import Strategy
 
 
@@ -20,7 +21,7 @@ class FedAvg(Strategy):
 
     def __init__(self, by_examples: bool = True) -> None:
         super().__init__()
-        self.by_examples = by_examples
+        self.by_examples = flag("by_examples", by_examples)
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `n_i`, or 1."""

@@ -12,13 +12,13 @@ INA  the aggregate gets back the length that averaging took away                
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
-from fedhist.errors import require
+from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies.base import Strategy, cosine, normalised
 from fedhist.strategies.twafl import temporal_weight
 
@@ -104,29 +104,17 @@ class FedHist(Strategy):
         relative_support: bool = False,
     ) -> None:
         super().__init__()
-        require(history is None or history >= 1, f"history must be at least 1, got {history}.")
-        require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}.")
-        require(-1 <= sim_threshold <= 1, f"sim_threshold must lie in [-1, 1], got {sim_threshold}.")
-        require(alpha >= 0, f"alpha must not be negative, got {alpha}.")
-        require(lam >= 0, f"lam must not be negative, got {lam}.")
-        require(
-            weight_floor is None or weight_floor >= 0,
-            f"weight_floor must be None or at least 0, got {weight_floor}.",
-        )
-        require(
-            ina_direction in ("aggregate", "sum"),
-            f"ina_direction must be 'aggregate' or 'sum', got {ina_direction!r}.",
-        )
-        require(
-            ina_norms in ("submitted", "fused", "weighted"),
-            f"ina_norms must be 'submitted', 'fused' or 'weighted', got {ina_norms!r}.",
-        )
-        self.history, self.alpha, self.lam, self.gamma = history, alpha, lam, gamma
-        self.sim_threshold, self.weight_floor = sim_threshold, weight_floor
-        self.egs, self.haa, self.ina = egs, haa, ina
-        self.ina_direction, self.ina_norms = ina_direction, ina_norms
-        self.remember_amplified, self.remember_fused = remember_amplified, remember_fused
-        self.leave_one_out, self.relative_support = leave_one_out, relative_support
+        self.history = None if history is None else whole("history", history, 1)
+        self.alpha, self.lam = number("alpha", alpha, 0), number("lam", lam, 0)
+        self.gamma, self.sim_threshold = number("gamma", gamma, 0, 1), number("sim_threshold", sim_threshold, -1, 1)
+        self.egs, self.haa, self.ina = flag("egs", egs), flag("haa", haa), flag("ina", ina)
+        self.weight_floor = None if weight_floor is None else number("weight_floor", weight_floor, 0)
+        self.ina_direction = choice("ina_direction", ina_direction, ("aggregate", "sum"))
+        self.ina_norms = choice("ina_norms", ina_norms, ("submitted", "fused", "weighted"))
+        self.remember_amplified = flag("remember_amplified", remember_amplified)
+        self.remember_fused = flag("remember_fused", remember_fused)
+        self.leave_one_out = flag("leave_one_out", leave_one_out)
+        self.relative_support = flag("relative_support", relative_support)
 
     def setup(
         self,
@@ -134,29 +122,28 @@ class FedHist(Strategy):
         k: int,
         num_params: int,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> FedHist:
+    ) -> Self:
         """Allocate `G`, `L`, the running sums behind `g_pred`, and the clients' utilities.
 
         All are rings of h slots: round r, and the model version handed out at its start, belong to
         slot `(r - 1) mod h`. The counter is a tensor so that a captured round still turns the ring.
         """
-        super().setup(num_clients, k, num_params, device, dtype)
+        super().setup(num_clients, k, num_params, device)
         h = self.h = self.history or max(1, round(num_clients / (2 * k)))
 
-        def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
             self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype))
 
         buffer("round", (1,), torch.int64)
         if self.egs:
-            buffer("global_updates", (h, num_params), dtype)
-            buffer("global_norms", (h,), dtype)
+            buffer("global_updates", (h, num_params))
+            buffer("global_norms", (h,))
         if self.haa:
-            buffer("uploads", (h, k, num_params), dtype)
-            buffer("upload_norms", (h, k), dtype)
+            buffer("uploads", (h, k, num_params))
+            buffer("upload_norms", (h, k))
             buffer("upload_staleness", (h, k), torch.int64)  # 0 marks an empty place
             buffer("upload_clients", (h, k), torch.int64)
-            buffer("fresh_sums", (h, num_params), dtype)
+            buffer("fresh_sums", (h, num_params))
             buffer("fresh_counts", (h,), torch.float64)
             buffer("utility", (num_clients,), torch.float64)
         return self
@@ -170,8 +157,8 @@ class FedHist(Strategy):
         p = self.last_weights = normalised(self.weights(arrivals))
         aggregate = p.to(g.dtype) @ g
         if partner is not None:
-            # Σ p_i (g_i + α G_j*(i)) without ever forming the fused uploads
-            shares = torch.zeros(self.h, dtype=torch.float64, device=g.device).index_add_(0, partner, p)
+            # Σ p_i (g_i + α G_j*(i)), Eqs. 4 and 7, without ever forming the fused uploads
+            shares = p @ (partner[:, None] == torch.arange(self.h, device=g.device)).double()
             aggregate.add_(shares.to(g.dtype) @ self.global_updates, alpha=self.alpha)
 
         update = aggregate
@@ -204,9 +191,12 @@ class FedHist(Strategy):
         """Return the slot of each upload's collaborator (Eq. 6) and their dot products."""
         dots = g @ self.global_updates.T
         similarity = cosine(dots, norms[:, None], self.global_norms)  # Eq. 5
-        empty = torch.arange(self.h, device=g.device) >= self.round
-        # While G is empty all are infinite and slot 0, still zero, is chosen: g̃ = g.
-        partner = similarity.masked_fill(empty, torch.inf).argmin(dim=1)  # Eq. 6
+        slots = torch.arange(self.h, device=g.device)
+        # While G is empty all are infinite and a slot that is still zero is chosen: g̃ = g.
+        similarity = similarity.masked_fill(slots >= self.round, torch.inf)
+        # The oldest of equals wins, and what differs by rounding alone is equal.
+        oldest_first = (self.round + slots) % self.h
+        partner = oldest_first[similarity[:, oldest_first].round(decimals=6).argmin(dim=1)]  # Eq. 6
         return partner, dots.gather(1, partner[:, None])[:, 0]
 
     def _fused_norms(self, norms: Tensor, partner: Tensor, dots: Tensor) -> Tensor:
@@ -268,7 +258,7 @@ class FedHist(Strategy):
         utility = hindsight_utility(similarity, tau, scale, self.sim_threshold)
         judged = (self.round + 1 >= self.h) & (support > 0) & (tau > 0)
         step = self.gamma * (utility - self.utility[clients])  # Eq. 14
-        self.utility.index_add_(0, clients, torch.where(judged, step, 0.0))
+        self.utility.index_add_(0, clients, torch.where(judged, step, 0.0).to(self.utility.dtype))
 
         # The slot now belongs to the next version.
         self.fresh_sums.index_fill_(0, slot, 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
-from fedhist.errors import require
+from fedhist.errors import number
 from fedhist.strategies.base import Strategy, normalised
 
 
@@ -28,17 +28,16 @@ class REFL(Strategy):
 
     def __init__(self, beta: float = 0.35) -> None:
         super().__init__()
-        require(0 <= beta <= 1, f"beta must lie in [0, 1], got {beta}.")
-        self.beta = beta
+        self.beta = number("beta", beta, 0, 1)
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return 1 for fresh uploads and the damped, boosted weight for stale ones."""
         deltas, tau = arrivals.deltas, arrivals.staleness.double()
         fresh = tau == tau.min()
         fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
-        # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel, so a zero ĝ is no trouble.
+        # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel. A zero ĝ measures nothing.
         distance = torch.cdist(deltas, fresh_mean[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
-        deviation = torch.where(fresh, 0.0, distance.double().square())
+        deviation = torch.where(fresh | (fresh_mean.norm() == 0), 0.0, distance.double().square())
         largest = deviation.max()
         boost = 1 - torch.exp(-deviation / torch.where(largest > 0, largest, 1.0))
         return torch.where(fresh, 1.0, (1 - self.beta) / tau + self.beta * boost)

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
+from fedhist.errors import flag
 from fedhist.strategies.base import Strategy
 
 
@@ -26,9 +27,10 @@ class TWAFL(Strategy):
 
     def __init__(self, by_examples: bool = True) -> None:
         super().__init__()
-        self.by_examples = by_examples
+        self.by_examples = flag("by_examples", by_examples)
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `n_i·(e/2)^-τ_i`."""
-        weight = temporal_weight(arrivals.staleness)
+        # Only ratios matter here, and counting from the freshest keeps them when all are thousands of rounds old.
+        weight = temporal_weight(arrivals.staleness - arrivals.staleness.min())
         return weight * arrivals.num_examples if self.by_examples else weight

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
-from fedhist.errors import require
+from fedhist.errors import number, positive, whole
 from fedhist.strategies.base import Strategy, cosine, normalised
 from fedhist.strategies.twafl import temporal_weight
 
@@ -54,12 +56,10 @@ class WKAFL(Strategy):
         slowdown: float = 0.01,
     ) -> None:
         super().__init__()
-        require(clip > 0, f"clip must be positive, got {clip}.")
-        require(stage_two_clip > 0, f"stage_two_clip must be positive, got {stage_two_clip}.")
-        require(slowdown >= 0, f"slowdown must not be negative, got {slowdown}.")
-        self.momentum, self.clip = momentum, clip
-        self.stage_two, self.stage_two_clip = stage_two, stage_two_clip
-        self.threshold, self.sharpness, self.slowdown = threshold, sharpness, slowdown
+        self.momentum, self.threshold = number("momentum", momentum), number("threshold", threshold)
+        self.clip, self.stage_two_clip = positive("clip", clip), positive("stage_two_clip", stage_two_clip)
+        self.stage_two, self.sharpness = whole("stage_two", stage_two), number("sharpness", sharpness)
+        self.slowdown = number("slowdown", slowdown, 0)
 
     def setup(
         self,
@@ -67,11 +67,10 @@ class WKAFL(Strategy):
         k: int,
         num_params: int,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> WKAFL:
+    ) -> Self:
         """Allocate the previous update and the round counter."""
-        super().setup(num_clients, k, num_params, device, dtype)
-        self.register_buffer("previous", torch.zeros(num_params, device=device, dtype=dtype))
+        super().setup(num_clients, k, num_params, device)
+        self.register_buffer("previous", torch.zeros(num_params, device=device))
         self.register_buffer("round", torch.zeros((), device=device, dtype=torch.int64))
         return self
 
@@ -80,10 +79,11 @@ class WKAFL(Strategy):
         self.round += 1
         g = arrivals.deltas + self.momentum * self.previous
         norms = g.norm(dim=1)
-        clip = clip_factor(norms, self.clip * norms.median())
+        median = norms.median()
+        clip = clip_factor(norms, torch.where(median > 0, self.clip * median, torch.inf))
         g, norms = g * clip[:, None], norms * clip
 
-        w = temporal_weight(arrivals.staleness)
+        w = temporal_weight(arrivals.staleness - arrivals.staleness.min())  # only ratios matter
         estimate = normalised(w).to(g.dtype) @ g  # ĝ
         length = estimate.norm()
         similarity = cosine(g @ estimate, norms, length)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,14 @@ class Evaluation:
         return [c / n if n else None for c, n in pairs]
 
 
+class Candidate(NamedTuple):
+    """A model to be evaluated: parameters ``(P,)``, and the task and seed they belong to."""
+
+    task: Task
+    seed: int
+    model: Tensor
+
+
 class Trainer(Protocol):
     """Runs jobs and evaluations on some device."""
 
@@ -79,8 +87,8 @@ class Trainer(Protocol):
         Returns what to wait for, one future per job in order, or nothing when all is done already.
         """
 
-    def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
-        """Evaluate each row of `models`, ``(runs, P)``."""
+    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
+        """Evaluate each model on its task's test set."""
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import require
+from fedhist.errors import number, positive, require, whole
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,13 @@ class LocalSGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(math.isfinite(self.lr) and self.lr > 0, f"lr must be positive, got {self.lr}.")
-        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}.")
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}.")
-        require(self.epochs is None or self.epochs >= 1, f"epochs must be at least 1, got {self.epochs}.")
-        require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}.")
-        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}.")
+        positive("lr", self.lr)
+        whole("steps", self.steps, 1)
+        whole("batch_size", self.batch_size, 1)
+        if self.epochs is not None:
+            whole("epochs", self.epochs, 1)
+        number("weight_decay", self.weight_decay, 0)
+        require(0 <= number("momentum", self.momentum) < 1, f"momentum must lie in [0, 1), got {self.momentum}.")
 
     def steps_for(self, num_examples: int) -> int:
         """Return how many minibatches a client with so many examples processes per upload."""

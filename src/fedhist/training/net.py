@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhist.data.task import Task
 from fedhist.errors import InvalidInput
 from fedhist.parameters import Layout, Parameters
 
 
+def net_key(task: Task, seed: int) -> tuple[Task, int]:
+    """Return what a module can be shared by: runs of one task, unless frozen state depends on the seed."""
+    return task, seed if task.has_fixed_state else 0
+
+
 class ModuleNet:
-    """Calls a module with given parameters, and can look at what enters its last linear layer.
+    """Calls a module with given parameters, and can look at what enters the linear layer it calls last.
 
     Not for use by two threads at once: substituting parameters touches the module.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
-        self.module = module
+        self.module, self.layout = module, layout
         self.own: Parameters = {n: p for n, p in module.named_parameters() if n in layout.shapes}
 
     def __call__(self, params: Parameters, x: Tensor) -> Tensor:
@@ -29,17 +36,19 @@ class ModuleNet:
         return functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
 
     def features(self, params: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the input of the last linear layer, one row per example."""
-        linear = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
-        if not linear:
-            raise InvalidInput(
-                f"model {type(self.module).__name__} has no nn.Linear layer whose input MOON could compare."
-            )
+        """Return the logits and the input of the linear layer called last, one row per example."""
         seen: list[Tensor] = []
 
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             seen.append(inputs[0])
 
-        with linear[-1].register_forward_pre_hook(keep):
+        with ExitStack() as hooks:
+            for module in self.module.modules():
+                if isinstance(module, nn.Linear):
+                    hooks.enter_context(module.register_forward_pre_hook(keep))
             logits = self(params, x)
+        if not seen:
+            raise InvalidInput(
+                f"model {type(self.module).__name__} has no nn.Linear layer whose input MOON could compare."
+            )
         return logits, seen[-1].flatten(1)

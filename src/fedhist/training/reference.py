@@ -13,8 +13,8 @@ from torch import Tensor
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch
 from fedhist.streams import Stream
-from fedhist.training.job import Evaluation, Job
-from fedhist.training.net import ModuleNet
+from fedhist.training.job import Candidate, Evaluation, Job
+from fedhist.training.net import ModuleNet, net_key
 
 TEST_BATCH = 500
 
@@ -22,52 +22,60 @@ TEST_BATCH = 500
 class ReferenceTrainer:
     """Trains each client as a textbook would."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self.device, self.layout = device, task.layout
-        self.net = ModuleNet(task.build(seed=0).to(device), task.layout)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._nets: dict[tuple[Task, int], ModuleNet] = {}
+
+    def _net(self, task: Task, seed: int) -> ModuleNet:
+        key = net_key(task, seed)
+        if key not in self._nets:
+            self._nets[key] = ModuleNet(task.build(seed).to(self.device), task.layout)
+        return self._nets[key]
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Write each job's upload into its row."""
+        cuda = [self.device] if self.device.type == "cuda" else []
         for job, row in zip(jobs, rows, strict=True):
-            with torch.random.fork_rng(
-                devices=[self.device] if self.device.type == "cuda" else [], enabled=job.task.is_random
-            ):
+            with torch.random.fork_rng(devices=cuda, enabled=job.task.is_random), torch.enable_grad():
                 if job.task.is_random:
                     torch.manual_seed(Stream(job.seed, "dropout").integer(job.client, job.version))
-                row.copy_(job.received - self._trained(job))
+                trained = self._trained(job)
+            row.copy_(job.received - trained)
         return []
 
     def _trained(self, job: Job) -> Tensor:
         """Return the client's local model."""
         x, y, _, _ = job.task.on(self.device)
-        self.layout.load(self.net.module, job.received)
-        self.net.module.train()
-        anchor = Anchor(self.layout, job.received, job.previous)
+        net = self._net(job.task, job.seed)
+        net.layout.load(net.module, job.received)
+        net.module.train()
+        anchor = Anchor(net.layout, job.received, job.previous)
         optimizer = torch.optim.SGD(
-            self.net.own.values(),
+            net.own.values(),
             lr=job.local.lr,
             momentum=job.local.momentum,
             weight_decay=job.local.weight_decay,
         )
-        for parameter in self.net.own.values():
+        for parameter in net.own.values():
             parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not reach
         for examples in job.batches():
             index = torch.from_numpy(examples).to(self.device)
             optimizer.zero_grad(set_to_none=False)
-            loss = job.objective(self.net, self.net.own, anchor, Batch(x[index], y[index]))
+            loss = job.objective(net, net.own, anchor, Batch(x[index], y[index]))
             torch.autograd.backward(loss)
             optimizer.step()
-        return self.layout.flatten(self.net.module)
+        return net.layout.flatten(net.module)
 
-    def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
+    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
         """Evaluate each model over the whole test set."""
-        return [self._evaluated(task, model) for model in models]
+        return [self._evaluated(*candidate) for candidate in models]
 
-    def _evaluated(self, task: Task, model: Tensor) -> Evaluation:
+    def _evaluated(self, task: Task, seed: int, model: Tensor) -> Evaluation:
         _, _, x, y = task.on(self.device)
-        self.layout.load(self.net.module, model)
+        net = self._net(task, seed)
+        net.layout.load(net.module, model)
         parts = [
-            count_correct(self.net, x[at : at + TEST_BATCH], y[at : at + TEST_BATCH], task.num_classes)
+            count_correct(net, x[at : at + TEST_BATCH], y[at : at + TEST_BATCH], task.num_classes)
             for at in range(0, len(x), TEST_BATCH)
         ]
         return summed(parts)

@@ -10,14 +10,15 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch
-from fedhist.training.job import Evaluation, Job
-from fedhist.training.net import ModuleNet
+from fedhist.training.job import Candidate, Evaluation, Job
+from fedhist.training.net import ModuleNet, net_key
 from fedhist.training.reference import TEST_BATCH, count_correct, summed
 
 
@@ -61,25 +62,24 @@ def _takes_channels_last(task: Task) -> bool:
 class _Worker:
     """One thread's own module, whose parameters are views of one flat vector."""
 
-    def __init__(self, task: Task) -> None:
-        module = task.build(seed=0)
-        self.layout = task.layout
+    def __init__(self, task: Task, seed: int) -> None:
+        module = task.build(seed)
         self.net = ModuleNet(module, task.layout)
-        self.flat = self.layout.flatten(module)
-        self.views = list(self.layout.unflatten(self.flat).values())
+        self.flat = task.layout.flatten(module)
+        self.views = list(task.layout.unflatten(self.flat).values())
         for parameter, view in zip(self.net.own.values(), self.views, strict=True):
             parameter.data = view
 
     def train(self, job: Job, data: _Data, out: Tensor) -> None:
-        local = job.local
+        net, local = self.net, job.local
         self.flat.copy_(job.received)
-        self.net.module.train()
-        anchor = Anchor(self.layout, job.received, job.previous)
-        parameters = tuple(self.net.own.values())
+        net.module.train()
+        anchor = Anchor(net.layout, job.received, job.previous)
+        parameters = tuple(net.own.values())
         velocity: tuple[Tensor, ...] | None = None
         for examples in job.batches():
             batch = Batch(*data.train(torch.from_numpy(examples)))
-            loss = job.objective(self.net, self.net.own, anchor, batch)
+            loss = job.objective(net, net.own, anchor, batch)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             if local.weight_decay:
                 gradients = torch._foreach_add(gradients, self.views, alpha=local.weight_decay)
@@ -99,25 +99,30 @@ class ThreadedTrainer:
     """Trains as many clients at a time as there are cores."""
 
     def __init__(self, task: Task) -> None:
-        self._task, self._channels_last = task, _takes_channels_last(task)
-        self._prepared: dict[Task, _Data] = {}
+        self._channels_last = _takes_channels_last(task)
+        self._prepared: dict[int, _Data] = {}
         self._local = threading.local()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(cores, thread_name_prefix="fedhist")
+        self._pool = ThreadPoolExecutor(cores, "fedhist", initializer=self._begin_thread)
 
-    def _worker(self) -> _Worker:
-        if not hasattr(self._local, "worker"):
-            torch.set_num_threads(1)
-            self._local.worker = _Worker(self._task)
-        worker: _Worker = self._local.worker
-        return worker
+    def _begin_thread(self) -> None:
+        torch.set_num_threads(1)
+        self._local.workers = {}
+
+    def _worker(self, task: Task, seed: int) -> _Worker:
+        workers: dict[tuple[Task, int], _Worker] = self._local.workers
+        key = net_key(task, seed)
+        if key not in workers:
+            workers[key] = _Worker(task, seed)
+        return workers[key]
 
     def _data(self, task: Task) -> _Data:
-        if task not in self._prepared:
-            self._prepared[task] = _Data(task, self._channels_last)
-        return self._prepared[task]
+        # Tasks of several seeds differ in their split but share the data.
+        if id(task.x) not in self._prepared:
+            self._prepared[id(task.x)] = _Data(task, self._channels_last)
+        return self._prepared[id(task.x)]
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
@@ -126,19 +131,20 @@ class ThreadedTrainer:
         ]
 
     def _train(self, job: Job, data: _Data, row: Tensor) -> None:
-        self._worker().train(job, data, row)
+        self._worker(job.task, job.seed).train(job, data, row)
 
-    def evaluate(self, task: Task, models: Tensor) -> list[Evaluation]:
+    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
         """Evaluate all models, in pieces of the test set."""
-        starts = range(0, len(task.x_test), TEST_BATCH)
-        data, classes = self._data(task), task.num_classes
+        pieces = [
+            self._pool.map(partial(self._evaluated, candidate), range(0, len(candidate.task.x_test), TEST_BATCH))
+            for candidate in models
+        ]
+        return [summed(list(parts)) for parts in pieces]
 
-        def evaluate(piece: tuple[Tensor, int]) -> tuple[float, Tensor, Tensor]:
-            model, at = piece
-            return self._worker().evaluate(model, data, slice(at, at + TEST_BATCH), classes)
-
-        parts = list(self._pool.map(evaluate, [(model, at) for model in models for at in starts]))
-        return [summed(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
+    def _evaluated(self, candidate: Candidate, at: int) -> tuple[float, Tensor, Tensor]:
+        task, seed, model = candidate
+        part = slice(at, at + TEST_BATCH)
+        return self._worker(task, seed).evaluate(model, self._data(task), part, task.num_classes)
 
     def close(self) -> None:
         """End the threads and give torch its own back."""
