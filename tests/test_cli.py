@@ -84,25 +84,23 @@ def test_lists(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--k", "300"], "k=300 is more than the 20 clients there are."),
-        (["--beta", "0"], "beta must be positive, got 0.0; use None for IID."),
+        (["--beta", "0"], "beta must be positive, got 0.0."),
         (["--strategy", "fedhits"], "unknown strategy 'fedhits': did you mean 'fedhist'?"),
+        (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
+        (["--strategy", "fedavg", "--strategy", "refl"], "run takes one strategy and one seed"),
         (["--dataset", "cifar11"], "unknown dataset 'cifar11': did you mean 'cifar10'?"),
         (["--devices", "lognornal"], "unknown devices 'lognornal': did you mean 'lognormal'?"),
-        (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
         (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
-        (
-            ["--lr", "1e30"],
-            "FedHist, seed 0: the model became NaN or infinite in round 1; the learning rate lr=1e+30",
-        ),
-        (
-            ["--clients", "5000"],
-            "clients=5000 is more than the 1437 training examples; each client needs one.",
-        ),
+        (["--lr", "1e30"], "FedHist, seed 0: the model became NaN or infinite in round 1; check the data and"),
+        (["--strategy", "fedavg", "--lr", "3e9", "--rounds", "1"], "FedAvg, seed 0: the loss after round 1 is nan"),
+        (["--eval-every", "0"], "eval_every=0 cannot be used: input should be greater than or equal to 1."),
+        (["--out", "/proc/none/a"], "out=/proc/none/a cannot be written: No such file or directory."),
+        (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    result = fedhist("run", *QUICK, *arguments, "--out", "a", "--quiet", cwd=tmp_path)
+    result = fedhist("run", *QUICK, "--out", "a", "--quiet", *arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert sentence in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") <= 2
@@ -112,6 +110,19 @@ def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentenc
 def test_unknown_flag(tmp_path: Path) -> None:
     result = fedhist("run", "--rouns", "3", cwd=tmp_path)
     assert result.returncode == 2 and "--rounds" in result.stderr
+
+
+def test_notes_are_told(tmp_path: Path) -> None:
+    result = fedhist("run", *QUICK, "--strategy", "fedprox", "--beta", "0.01", "--quiet", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "Note: with one local step FedProx is FedAvg" in result.stderr
+    assert "Note: Dirichlet(beta=0.01) left" in result.stderr
+
+
+def test_compare_without_strategies_takes_the_two(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("rounds = 2\nclients = 20\nk = 2\n")
+    result = fedhist("compare", "--config", "c.toml", "--quiet", "--out", "a", cwd=tmp_path)
+    assert result.returncode == 0 and "FedAvg" in result.stdout and "FedHist" in result.stdout
 
 
 def test_several_strategies_belong_to_compare(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
-def test_readme_code_runs(capsys: object) -> None:
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_readme_code_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert len(blocks) == 3
     names: dict[str, object] = {}

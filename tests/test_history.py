@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,20 @@ def test_rounds_to(history: fh.History) -> None:
     assert history.rounds_to(1.01) is None
 
 
+def test_not_evaluated_yet(task: fh.Task) -> None:
+    def look(_: int, histories: Sequence[fh.History]) -> None:
+        _ = histories[0].final_accuracy
+
+    with pytest.raises(fh.FedHistError, match="FedAvg, seed 0 has not been evaluated yet."):
+        fh.simulate("fedavg", task, k=2, rounds=5, on_round=look)
+
+
+def test_a_place_that_cannot_be_written(history: fh.History, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fh.FedHistError, match="file cannot be written: File exists."):
+        history.save(tmp_path / "file")
+
+
 def test_unknown_column(history: fh.History) -> None:
     with pytest.raises(AttributeError, match="no attribute 'acuracy'"):
         _ = history.acuracy
@@ -51,9 +66,10 @@ def test_loading_nonsense(tmp_path: Path) -> None:
         fh.History.load(tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "history.jsonl").write_text("")
-    (tmp_path / "arrivals.npz").write_bytes(b"PK")
-    with pytest.raises(fh.FedHistError, match="does not hold a complete run"):
-        fh.History.load(tmp_path)
+    for content in (b"", b"PK", b"PK\x03\x04nonsense"):
+        (tmp_path / "arrivals.npz").write_bytes(content)
+        with pytest.raises(fh.FedHistError, match="does not hold a complete run"):
+            fh.History.load(tmp_path)
 
 
 def test_comparison_by_name(task: fh.Task) -> None:

@@ -24,7 +24,7 @@ def test_one_strategy_needs_no_list(tmp_path: Path) -> None:
 
 
 def test_write_and_read_round_trip(tmp_path: Path) -> None:
-    settings = Settings(strategy=('fedhist:ina_norms="fused"', "refl"), data_dir=Path("a b"), epochs=2, seeds=3)
+    settings = Settings(strategy=('fedhist:ina_norms="fused"', "refl"), data_dir=Path("a 𝛽 b"), epochs=2, seeds=3)
     settings.write(tmp_path / "c.toml")
     assert Settings.read(tmp_path / "c.toml") == settings
 
@@ -35,6 +35,8 @@ def test_write_and_read_round_trip(tmp_path: Path) -> None:
         ("k = ", "config=.* is not TOML: "),
         ("roundz = 3", "unknown setting 'roundz': did you mean 'rounds'?"),
         ('k = "many"', "k='many' cannot be used: input should be a valid integer"),
+        ("epochs = 2\nlocal_steps = 5", "epochs=2 and local_steps=5: give one of the two."),
+        ("eval_every = 0", "eval_every=0 cannot be used: input should be greater than or equal to 1."),
         ("slow_fraction = 2.0", "slow_fraction=2.0 cannot be used: input should be less than or equal to 1."),
         ('split = "even"', "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
     ],
@@ -69,8 +71,12 @@ def test_rare_class_goes_to_the_slow_clients() -> None:
     task = task_of(Settings(rare_class=9, slow_fraction=0.2, clients=10, split="iid"), seed=0)
     counts = task.label_counts()[:, 9]
     assert (counts[:2] > 0).all() and (counts[2:] == 0).all()
-    with pytest.raises(fh.InvalidInput, match="rare_class=9 needs slow clients to hold it"):
+    with pytest.raises(fh.InvalidInput, match="rare_class=9 needs slow clients to hold it; set slow_fraction"):
         task_of(Settings(rare_class=9), seed=0)
+    with pytest.raises(fh.InvalidInput, match="rare_class=77 is not a class of digits"):
+        task_of(Settings(rare_class=77, slow_fraction=0.5, split="iid"), seed=0)
+    with pytest.raises(fh.InvalidInput, match="slow_fraction=0.001 of 100 clients is less than one"):
+        task_of(Settings(slow_fraction=0.001), seed=0)
 
 
 def test_splits_by_name() -> None:

@@ -7,7 +7,8 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput
+from fedhist.files import whole_folder
 from fedhist.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
     def option(name: str) -> inspect.Parameter:
         field = Settings.model_fields[name]
         many = name == "strategy" and several
-        kind = list[str] if many else str if name in ("strategy", "split") else field.annotation
+        # run takes a list as well, to say so when it is given several
+        kind = list[str] if name == "strategy" else str if name == "split" else field.annotation
         default = "fedavg fedhist" if many else "fedhist" if name == "strategy" else field.default
         shown = "" if default is None else f" Default: {default}."
         extra = field.json_schema_extra
@@ -112,16 +115,17 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
     """Run one method and keep its history."""
     settings = Settings.read(config, flags)
+    _note_fedprox(settings)
     if len(settings.strategy) != 1 or settings.seeds != 1:
         raise InvalidInput(
             f"run takes one strategy and one seed, got strategy={list(settings.strategy)} and "
             f"seeds={settings.seeds}; use fedhist compare."
         )
-    folder = _new_folder(out, f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
-    runs = _experiment(settings, quiet)
-    runs[0].save(folder)
-    _save_model(runs[0], folder)
-    settings.write(folder / "config.toml")
+    with _results(out, f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}") as (folder, part):
+        runs = _experiment(settings, quiet)
+        runs[0].save(part)
+        _save_model(runs[0], part)
+        settings.write(part / "config.toml")
     _show(runs, settings.target)
     console.print(f"Results are in {folder}.", highlight=False, soft_wrap=True)
 
@@ -132,19 +136,20 @@ def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False,
     """Run several methods on the same arrivals; print a table and draw the curves."""
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
 
-    if not flags["strategy"] and config is None:
-        flags["strategy"] = ["fedavg", "fedhist"]
     settings = Settings.read(config, flags)
-    folder = _new_folder(out, f"{settings.dataset}-compare-seed{settings.seed}")
-    runs = _experiment(settings, quiet)
-    for history in runs:
-        inner = folder / f"{_slug(history.method)}-seed{history.seed}"
-        history.save(inner)
-        _save_model(history, inner)
-    picture = draw_curves(runs, folder / "curves.png", settings.target)
-    settings.write(folder / "config.toml")
+    if "strategy" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"strategy": ("fedavg", "fedhist")})
+    _note_fedprox(settings)
+    with _results(out, f"{settings.dataset}-compare-seed{settings.seed}") as (folder, part):
+        runs = _experiment(settings, quiet)
+        for history in runs:
+            inner = part / f"{_slug(history.method)}-seed{history.seed}"
+            history.save(inner)
+            _save_model(history, inner)
+        draw_curves(runs, part / "curves.png", settings.target)
+        settings.write(part / "config.toml")
     _show(runs, settings.target)
-    console.print(f"Curves are in {picture}, all results in {folder}.", highlight=False, soft_wrap=True)
+    console.print(f"Curves are in {folder / 'curves.png'}, all results in {folder}.", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -164,14 +169,14 @@ def strategies() -> None:
 @app.command()
 def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look in.")] = None) -> None:
     """List the data sets and where they are."""
-    from fedhist.data.datasets import DATASETS, data_folder  # noqa: PLC0415
+    from fedhist.data.datasets import DATASETS, data_folders  # noqa: PLC0415
 
-    root = data_dir or data_folder()
+    roots = data_folders(data_dir)
     table = Table("name", "data", "where", box=None, pad_edge=False)
     table.add_row("digits", "1,797 grey 8×8 images of digits", "comes with scikit-learn")
     for name, dataset in DATASETS.items():
-        place = dataset.place(root)
-        table.add_row(name, dataset.title, str(place) if place else f"to be downloaded to {root}")
+        place = dataset.place(roots)
+        table.add_row(name, dataset.title, str(place) if place else f"to be downloaded to {roots[0]}")
     console.print(table)
 
 
@@ -179,28 +184,39 @@ def _slug(text: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", text.lower()).strip("-")
 
 
-def _new_folder(out: Path | None, name: str) -> Path:
-    """Return the folder to write to, which must not hold a run already."""
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InvalidInput(f"out={out} exists already; choose another folder.")
-        return out
-    folder = base = Path("runs") / _slug(name)
-    count = 1
-    while folder.exists():
-        count += 1
-        folder = base.with_name(f"{base.name}-{count}")
-    return folder
+@contextmanager
+def _results(out: Path | None, name: str) -> Iterator[tuple[Path, Path]]:
+    """Give the folder for the results and where to write until they are complete.
+
+    The place is tried before the work begins, and nothing is left there if the work fails.
+    """
+    if out is None:
+        out = base = Path("runs") / _slug(name)
+        count = 1
+        while out.exists():
+            count += 1
+            out = base.with_name(f"{base.name}-{count}")
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
+    if out.exists():
+        raise InvalidInput(f"out={out} exists already; choose another folder.")
+    try:
+        with whole_folder(out) as part:
+            yield out, part
+    except OSError as error:
+        raise InvalidInput(f"out={out} cannot be written: {error.strerror}.") from error
+
+
+def _note_fedprox(settings: Settings) -> None:
+    named = any(name == "all" or name.startswith("fedprox") for name in settings.strategy)
+    if named and settings.local_steps == 1 and settings.epochs is None:
+        stderr.print("Note: with one local step FedProx is FedAvg; its pull is zero until the second.")
 
 
 def _save_model(history: History, folder: Path) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    from fedhist.files import whole_file  # noqa: PLC0415
-
-    with whole_file(folder / "model.safetensors") as part:
-        # The parameters share one flat vector, and safetensors wants each to own its memory.
-        save_file({name: value.clone() for name, value in (history.model or {}).items()}, part)
+    save_file(history.model or {}, folder / "model.safetensors")
 
 
 def _experiment(settings: Settings, quiet: bool) -> Comparison:

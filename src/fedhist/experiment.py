@@ -18,6 +18,7 @@ from fedhist.training import LocalSGD
 
 def run_experiment(settings: Settings, on_round: OnRound | None = None, progress: Progress | None = None) -> Comparison:
     """Run all methods and seeds of the settings; each seed has its own split, schedule and model."""
+    eval_every = min(100, max(1, settings.rounds // 20)) if settings.eval_every is None else settings.eval_every
     return compare(
         methods_of(settings),
         lambda seed: task_of(settings, seed, progress),
@@ -35,7 +36,7 @@ def run_experiment(settings: Settings, on_round: OnRound | None = None, progress
         devices=devices_of(settings),
         server_lr=settings.server_lr,
         concurrency=settings.concurrency,
-        eval_every=settings.eval_every or min(100, max(1, settings.rounds // 20)),
+        eval_every=eval_every,
         device=settings.device,
         trainer=settings.trainer,
         on_round=on_round,
@@ -50,7 +51,12 @@ def methods_of(settings: Settings) -> list[Method]:
 
 def slow_clients(settings: Settings) -> range:
     """Return the slow clients' ids: the first ones, since splits make no difference between ids."""
-    return range(round(settings.slow_fraction * settings.clients))
+    count = round(settings.slow_fraction * settings.clients)
+    require(
+        count > 0 or settings.slow_fraction == 0,
+        f"slow_fraction={settings.slow_fraction:g} of {settings.clients} clients is less than one.",
+    )
+    return range(count)
 
 
 def devices_of(settings: Settings) -> Devices:

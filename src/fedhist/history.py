@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -30,7 +32,7 @@ class Record:
     max_staleness: int
 
 
-@dataclass
+@dataclass(eq=False)
 class History:
     """The course of one run.
 
@@ -51,8 +53,9 @@ class History:
     """``(rounds, K)``: the effective weight of each upload; NaN for a strategy that does not tell."""
     records: list[Record] = field(default_factory=list)
     wall_seconds: float = 0.0
+    """Real time since the start; runs of one comparison share it."""
     model: dict[str, Any] | None = None
-    """The final parameters by name, as tensors."""
+    """The final model's state dict, frozen parameters and buffers included."""
 
     def __getattr__(self, name: str) -> list[Any]:
         if name in _COLUMNS:
@@ -67,6 +70,8 @@ class History:
     @property
     def final_accuracy(self) -> float:
         """The accuracy of the last evaluation."""
+        if not self.records:
+            raise FedHistError(f"{self.method}, seed {self.seed} has not been evaluated yet.")
         return self.records[-1].accuracy
 
     @property
@@ -99,8 +104,16 @@ class History:
     def save(self, folder: str | Path) -> Path:
         """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all."""
         folder = Path(folder)
+        lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in self.records)
+        summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
+        try:
+            self._write(folder, lines, summary)
+        except OSError as error:
+            raise FedHistError(f"{folder} cannot be written: {error.strerror}.") from error
+        return folder
+
+    def _write(self, folder: Path, lines: str, summary: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(asdict(record)) + "\n" for record in self.records)
         with whole_file(folder / "history.jsonl") as part:
             part.write_text(lines)
         with whole_file(folder / "arrivals.npz") as part, part.open("wb") as file:
@@ -112,8 +125,7 @@ class History:
                 weights=self.weights,
             )
         with whole_file(folder / "summary.json") as part:
-            part.write_text(json.dumps(self.summary(), indent=2) + "\n")
-        return folder
+            part.write_text(summary)
 
     @classmethod
     def load(cls, folder: str | Path) -> History:
@@ -122,7 +134,7 @@ class History:
         try:
             summary = json.loads((folder / "summary.json").read_text())
             lines = (folder / "history.jsonl").read_text().splitlines()
-            with np.load(folder / "arrivals.npz", allow_pickle=False) as arrays:
+            with (folder / "arrivals.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(
                     method=summary["method"],
                     seed=summary["seed"],
@@ -134,7 +146,7 @@ class History:
                     records=[Record(**json.loads(line)) for line in lines],
                     wall_seconds=summary["wall_seconds"],
                 )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {error}.") from error
 
 

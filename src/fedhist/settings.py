@@ -64,7 +64,7 @@ class Settings(BaseModel):
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
     eval_every: int | None = _in(
-        "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100."
+        "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )
     device: str = _in("Run", "auto", "auto, cpu or cuda.")
     trainer: str = _in("Run", "auto", "auto, reference, threaded or batched.")
@@ -90,6 +90,10 @@ class Settings(BaseModel):
         for key in values:
             if key not in cls.model_fields:
                 raise unknown("setting", key, cls.model_fields)
+        if "local_steps" in values and values.get("epochs") is not None:
+            raise InvalidInput(
+                f"epochs={values['epochs']} and local_steps={values['local_steps']}: give one of the two."
+            )
         try:
             return cls(**values)
         except pydantic.ValidationError as error:
@@ -99,6 +103,8 @@ class Settings(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the settings as TOML that :meth:`read` understands."""
-        values = self.model_dump(mode="json", exclude_none=True)
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"local_steps"} if self.epochs else None)
         with whole_file(path) as part:
-            part.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+            part.write_text(
+                "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+            )

@@ -14,7 +14,7 @@ import torch
 
 import fedhist as fh
 from fedhist.data import datasets
-from fedhist.data.datasets import DATASETS, DEBIAN, data_folder, load_dataset
+from fedhist.data.datasets import DATASETS, DEBIAN, data_folders, load_dataset
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -23,6 +23,7 @@ def idx(array: np.ndarray) -> bytes:
 
 def known(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
     """Make the data set consist of these files."""
+    datasets._load.cache_clear()
     sums = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
     monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], files=sums, sources={}, elsewhere=()))
 
@@ -121,14 +122,16 @@ def test_a_pickle_may_hold_arrays_and_nothing_else(
     assert "gotcha" not in capsys.readouterr().out
 
 
-def test_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_data_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDHIST_DATA", raising=False)
-    assert data_folder() == Path.home() / ".cache" / "fedhist"
-    (tmp_path / "data").mkdir()
-    assert data_folder() == Path("data")
-    monkeypatch.setenv("FEDHIST_DATA", "/somewhere")
-    assert data_folder() == Path("/somewhere")
+    assert data_folders() == [Path.home() / ".cache" / "fedhist", Path("data")]
+    monkeypatch.setenv("FEDHIST_DATA", "~/somewhere")
+    assert data_folders() == [Path.home() / "somewhere"]
+    assert data_folders("/else") == [Path("/else")]
+
+
+def test_tasks_of_several_seeds_share_the_data() -> None:
+    assert fh.load_task("digits", seed=0, beta=None).x is fh.load_task("digits", seed=1, beta=None).x
 
 
 def test_digits() -> None:
@@ -175,8 +178,8 @@ def test_fedhist_leads_fedavg_on_fashion_mnist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_real_cifar(name: str) -> None:
-    if DATASETS[name].place(data_folder()) is None:
-        pytest.skip(f"{name} is not in {data_folder()}")
+    if DATASETS[name].place(data_folders()) is None:
+        pytest.skip(f"{name} is not in {data_folders()[0]}")
     x, y, x_test, y_test = datasets.load_dataset(name)
     assert x.shape == (50_000, 3, 32, 32) and x_test.shape == (10_000, 3, 32, 32)
     assert torch.bincount(y).unique().numel() == torch.bincount(y_test).unique().numel() == 1

@@ -79,6 +79,12 @@ def test_a_bad_download_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fh.DataError, match="could not be downloaded to .*Not a directory"):
+        download(url(server, "whole"), tmp_path / "file" / "deep" / "x", MD5)
+
+
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(fh.DataError, match=r"could not be downloaded to .*Connection refused"):
         download("http://127.0.0.1:9/file", tmp_path / "file", MD5)
@@ -107,7 +113,7 @@ def test_an_archive_is_unpacked_in_torchvisions_layout(server: ThreadingHTTPServ
     files = {"train": b"one", "test": b"two"}
     dataset = small_cifar(server, packed("cifar-100-python", {**files, "../evil": b"x"}), files)
     dataset.fetch(tmp_path, None)
-    assert dataset.find(tmp_path) == files
+    assert dataset.find([tmp_path]) == files
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["c.tar.gz", "test", "train"]
 
 
@@ -123,7 +129,7 @@ def test_a_bad_archive(server: ThreadingHTTPServer, tmp_path: Path, content: byt
     dataset = small_cifar(server, content, {"train": b"one", "test": b"two"})
     with pytest.raises(fh.DataError, match=sentence):
         dataset.fetch(tmp_path, None)
-    assert dataset.find(tmp_path) is None
+    assert dataset.find([tmp_path]) is None
 
 
 def test_missing_data_says_where_it_was_looked_for(

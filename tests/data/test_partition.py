@@ -37,6 +37,14 @@ def test_dirichlet_skew_follows_beta() -> None:
     assert skew(1000) == pytest.approx(0.1, abs=0.03)
 
 
+@pytest.mark.parametrize("beta", [1e-4, 1e-8, 1e-300])
+def test_the_limit_of_beta_gives_each_class_to_one_client(beta: float) -> None:
+    with pytest.warns(fh.SplitNotice):
+        split = fh.dirichlet(LABELS, 100, beta, seed=3)
+    owners = [sum((LABELS[p] == label).sum() > 20 for p in split) for label in range(10)]
+    assert owners == [1] * 10
+
+
 def test_empty_clients_are_filled_and_told() -> None:
     with pytest.warns(fh.SplitNotice, match=r"Dirichlet\(beta=0.01\) left \d+ of 50 clients without examples"):
         split = fh.dirichlet(LABELS, 50, 0.01, seed=0)
@@ -61,7 +69,7 @@ def test_shards_limit_the_labels_a_client_sees() -> None:
 
 
 def test_exclusive_gives_one_class_to_its_holders_alone() -> None:
-    split = fh.exclusive(fh.iid(LABELS, 10), LABELS, label=9, holders=[2, 5, 7])
+    split = fh.exclusive(fh.iid(LABELS, 10), LABELS, label=9, holders=[2, 5, 7, 7])
     assert is_partition(split, len(LABELS))
     held = [int((LABELS[p] == 9).sum()) for p in split]
     assert held == [0, 0, 20, 0, 0, 20, 0, 20, 0, 0]
@@ -78,9 +86,13 @@ def test_exclusive_never_refills_from_the_holders() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fh.dirichlet(LABELS, 5, 0.0), "beta must be positive, got 0.0; use None for IID."),
+        (lambda: fh.dirichlet(LABELS, 5, 0.0), "beta must be positive, got 0.0."),
         (lambda: fh.dirichlet(LABELS, 5, -1.0), "beta must be positive, got -1.0"),
-        (lambda: fh.dirichlet(LABELS, 5, float("nan")), "beta must be positive, got nan"),
+        (lambda: fh.dirichlet(LABELS, 5, float("nan")), "beta must be a number, got nan"),
+        (lambda: fh.dirichlet(LABELS, 5, None), "beta must be a number, got None."),
+        (lambda: fh.dirichlet(LABELS.reshape(2, -1), 5, 1.0), "labels must be a list of class numbers, got shape"),
+        (lambda: fh.iid(LABELS, 10.0), "clients must be a whole number, got 10.0."),
+        (lambda: fh.shards(LABELS, 400), "per_client=2 shards for 400 clients are more than the 600"),
         (lambda: fh.iid(LABELS, 0), "clients must be at least 1, got 0."),
         (lambda: fh.iid(LABELS, 601), "clients=601 is more than the 600 training examples"),
         (lambda: fh.shards(LABELS, 10, per_client=0), "per_client must be at least 1, got 0."),

@@ -71,8 +71,8 @@ def test_each_run_keeps_its_own_fixed_state(trainer: str) -> None:
     assert together[1].records == alone.records
     restored = build()
     restored.load_state_dict(alone.model)
-    loss = nn.functional.cross_entropy(restored(task.x_test), task.y_test)
-    assert alone.loss[-1] == pytest.approx(float(loss), rel=1e-5)
+    loss = nn.functional.cross_entropy(restored(task.x_test), task.y_test).item()
+    assert alone.loss[-1] == pytest.approx(loss, rel=1e-5)
     assert torch.equal(restored[0].weight, task.build(1)[0].weight)
 
 

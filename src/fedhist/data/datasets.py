@@ -11,6 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from fedhist.data import partition
 from fedhist.data.download import download
 from fedhist.data.task import Task
-from fedhist.errors import DataError, require, unknown
+from fedhist.errors import DataError, require, unknown, whole
 from fedhist.files import whole_file
 from fedhist.models import LeNet
 from fedhist.streams import Stream
@@ -39,7 +40,6 @@ class Dataset:
     """Where a data set's files are, what they must hold, and how to read them."""
 
     title: str
-    classes: int
     folder: str
     files: Mapping[str, str]
     """File name to the MD5 sum of its content, decompressed."""
@@ -48,14 +48,14 @@ class Dataset:
     read: Callable[[Mapping[str, bytes]], tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]]
     elsewhere: Sequence[Path] = field(default=())
 
-    def place(self, root: Path) -> Path | None:
-        """Return the folder that has all the files, if there is one."""
-        places = (root / self.folder, *self.elsewhere)
+    def place(self, roots: Sequence[Path]) -> Path | None:
+        """Return the first folder that has all the files, if there is one."""
+        places = (*(root / self.folder for root in roots), *self.elsewhere)
         return next((p for p in places if all(_existing(p / name) for name in self.files)), None)
 
-    def find(self, root: Path) -> dict[str, bytes] | None:
+    def find(self, roots: Sequence[Path]) -> dict[str, bytes] | None:
         """Return the verified content of the files, or None if they are not there."""
-        place = self.place(root)
+        place = self.place(roots)
         if place is None:
             return None
         return {name: _verified(place / name, checksum) for name, checksum in self.files.items()}
@@ -84,7 +84,7 @@ class Dataset:
                     with whole_file(target) as part:
                         part.write_bytes(content)
         except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
-            raise DataError(f"{archive} cannot be unpacked: {error}.") from error
+            raise DataError(f"{archive} cannot be unpacked, delete it and try again: {error}.") from error
 
 
 def _md5(content: bytes) -> str:
@@ -105,7 +105,8 @@ def _verified(path: Path, checksum: str) -> bytes:
 
 
 def _existing(path: Path) -> Path | None:
-    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if p.is_file()), None)
+    # os.path.isfile is False, not an error, for a folder we may not read.
+    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if os.path.isfile(p)), None)  # noqa: PTH113
 
 
 def _read_idx(content: bytes) -> Bytes:
@@ -159,7 +160,6 @@ _CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
 DATASETS = {
     "fashion-mnist": Dataset(
         title="Fashion-MNIST: 70,000 grey 28×28 images of clothes",
-        classes=10,
         folder="FashionMNIST/raw",
         files={
             "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
@@ -181,7 +181,6 @@ DATASETS = {
     ),
     "cifar10": Dataset(
         title="CIFAR-10: 60,000 colour 32×32 images of 10 kinds of thing",
-        classes=10,
         folder="cifar-10-batches-py",
         files={
             "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -201,7 +200,6 @@ DATASETS = {
     ),
     "cifar100": Dataset(
         title="CIFAR-100: 60,000 colour 32×32 images of 100 kinds of thing",
-        classes=100,
         folder="cifar-100-python",
         files={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         sources={
@@ -217,11 +215,15 @@ DATASETS = {
 DATASET_NAMES = ("digits", *DATASETS)
 
 
-def data_folder() -> Path:
-    """Return where data sets are looked for by default: $FEDHIST_DATA, ./data, or the user's cache."""
-    if chosen := os.environ.get("FEDHIST_DATA"):
-        return Path(chosen).expanduser()
-    return Path("data") if Path("data").is_dir() else Path.home() / ".cache" / "fedhist"
+def data_folders(data_dir: str | Path | None = None) -> list[Path]:
+    """Return where data sets are looked for; the first is where missing ones are downloaded to.
+
+    A folder that is asked for, by argument or by $FEDHIST_DATA, is the only one. Else it is the user's
+    cache and, to be read only, ./data, where torchvision's examples put things.
+    """
+    if chosen := data_dir or os.environ.get("FEDHIST_DATA"):
+        return [Path(chosen).expanduser()]
+    return [Path.home() / ".cache" / "fedhist", Path("data")]
 
 
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -239,25 +241,32 @@ def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def load_dataset(
     name: str, data_dir: str | Path | None = None, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `x, y, x_test, y_test` of a named data set, inputs normalised per channel."""
+    """Return `x, y, x_test, y_test` of a named data set, inputs normalised per channel.
+
+    The last one loaded is remembered, so that tasks of several seeds share one copy.
+    """
+    if name not in DATASET_NAMES:
+        raise unknown("dataset", name, DATASET_NAMES)
+    folders = tuple(data_folders(data_dir))
+    if name != "digits" and DATASETS[name].place(folders) is None:
+        try:
+            DATASETS[name].fetch(folders[0], progress)
+        except DataError as error:
+            raise DataError(
+                f"{name} is not in {folders[0] / DATASETS[name].folder} and could not be fetched: {error}"
+            ) from error
+    return _load(name, folders)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, folders: tuple[Path, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if name == "digits":
         x, y, x_test, y_test = _digits()
     else:
-        if name not in DATASETS:
-            raise unknown("dataset", name, DATASET_NAMES)
-        dataset, root = DATASETS[name], Path(data_dir).expanduser() if data_dir else data_folder()
-        files = dataset.find(root)
+        files = DATASETS[name].find(folders)
         if files is None:
-            try:
-                dataset.fetch(root, progress)
-            except DataError as error:
-                raise DataError(
-                    f"{name} is not in {root / dataset.folder} and could not be fetched: {error}"
-                ) from error
-            files = dataset.find(root)
-        if files is None:
-            raise DataError(f"{name} was downloaded to {root} but is not complete there.")
-        x, y, x_test, y_test = (torch.tensor(array) for array in dataset.read(files))
+            raise DataError(f"{name} was downloaded to {folders[0]} but is not complete there.")
+        x, y, x_test, y_test = (torch.tensor(array) for array in DATASETS[name].read(files))
         x, x_test = x.float(), x_test.float()
     mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
     return (x - mean) / std, y, (x_test - mean) / std, y_test
@@ -295,19 +304,22 @@ def load_task(
     rare_class, rare_clients
         A class that only these clients hold.
     data_dir
-        Folder in torchvision's layout; see :func:`data_folder` for the default.
+        Folder in torchvision's layout; see :func:`data_folders` for the default.
     progress
         Told about downloads.
     """
-    require(clients >= 1, f"clients must be at least 1, got {clients}.")
+    whole("clients", clients, 1)
     x, y, x_test, y_test = load_dataset(name, data_dir, progress)
     if split is not None:
+        require(callable(split), f"split must be a function from the labels to index lists, got {split!r}.")
         parts = list(split(y))
     elif beta is None:
         parts = partition.iid(y, clients, seed)
     else:
         parts = partition.dirichlet(y, clients, beta, seed)
     if rare_class is not None:
+        require(bool((y == rare_class).any()), f"rare_class={rare_class} is not a class of {name}.")
+        require(len(rare_clients) > 0, f"rare_class={rare_class} needs rare_clients that hold it.")
         parts = partition.exclusive(parts, y, rare_class, rare_clients, seed)
     channels, size, classes = x.shape[1], x.shape[-1], int(y.max()) + 1
     return Task(

@@ -16,30 +16,27 @@ CHUNK = 1 << 18
 TIMEOUT = 30.0
 
 
-def md5(path: Path) -> str:
-    """Return the MD5 sum of a file: the sums published for these data sets are MD5."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
 def download(url: str, to: Path, checksum: str, progress: Callable[[int, int], None] | None = None) -> None:
     """Download `url` to the file `to`, which appears only once it is complete and its MD5 sum is right.
 
     `progress` is called with the bytes so far and the total, 0 where the server does not tell.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.md5(usedforsecurity=False)  # the sums published for these data sets are MD5
     try:
+        to.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(to) as part:
             with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
-                total, done = int(response.headers.get("Content-Length") or 0), 0
+                length = response.headers.get("Content-Length", "")
+                total, done = int(length) if length.isdecimal() else 0, 0
                 while chunk := response.read(CHUNK):
                     file.write(chunk)
+                    digest.update(chunk)
                     done += len(chunk)
                     if progress:
                         progress(done, total)
             if total and done != total:
                 raise DataError(f"{url} broke off after {done} of {total} bytes; try again.")
-            if (got := md5(part)) != checksum:
+            if (got := digest.hexdigest()) != checksum:
                 raise DataError(f"{url} has MD5 {got} where {checksum} was expected; it was not kept.")
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedhist.errors import require
+from fedhist.errors import positive, require, whole
 from fedhist.streams import Stream
 
 Split = list[NDArray[np.int64]]
@@ -19,19 +19,21 @@ class SplitNotice(UserWarning):
     """A split was adjusted, and how."""
 
 
-def _check(num_examples: int, clients: int) -> None:
-    require(clients >= 1, f"clients must be at least 1, got {clients}.")
+def _checked(labels: ArrayLike, clients: int) -> NDArray[np.int64]:
+    """Return the labels as an array, if there is at least one for each client."""
+    labels, clients = np.asarray(labels), whole("clients", clients, 1)
+    require(labels.ndim == 1, f"labels must be a list of class numbers, got shape {labels.shape}.")
     require(
-        clients <= num_examples,
-        f"clients={clients} is more than the {num_examples} training examples; each client needs one.",
+        clients <= len(labels),
+        f"clients={clients} is more than the {len(labels)} training examples; each client needs one.",
     )
+    return labels
 
 
 def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
     """Deal the examples out evenly and at random."""
-    count = len(np.asarray(labels))
-    _check(count, clients)
-    return [np.sort(part) for part in np.array_split(Stream(seed, "split").at().permutation(count), clients)]
+    order = Stream(seed, "split").at().permutation(len(_checked(labels, clients)))
+    return [np.sort(part) for part in np.array_split(order, clients)]
 
 
 def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Split:
@@ -40,15 +42,14 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
     Small β skews both the labels and the number of examples a client holds. A client that draws nothing
     is given one example of the largest client, and a :class:`SplitNotice` says how often that happened.
     """
-    labels = np.asarray(labels)
-    require(np.isfinite(beta) and beta > 0, f"beta must be positive, got {beta}; use None for IID.")
-    _check(len(labels), clients)
+    labels, beta = _checked(labels, clients), positive("beta", beta)
     rng = Stream(seed, "split").at()
     members: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == label))
-        # Normalised gammas are a Dirichlet draw; adding the tiniest number keeps β → 0 from dividing 0 by 0.
-        share = rng.standard_gamma(beta, clients) + np.finfo(float).tiny
+        share = rng.standard_gamma(beta, clients)  # normalised, a draw from Dirichlet(β)
+        if share.sum() == 0:  # β so small that all underflow: in the limit one client gets everything
+            share[rng.integers(clients)] = 1
         cuts = np.rint(np.cumsum(share)[:-1] / share.sum() * len(examples)).astype(np.int64)
         for client, part in enumerate(np.split(examples, cuts)):
             if len(part):
@@ -59,11 +60,14 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
 
 def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
     """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017)."""
-    labels = np.asarray(labels)
-    require(per_client >= 1, f"per_client must be at least 1, got {per_client}.")
-    _check(len(labels), clients * per_client)
+    labels = _checked(labels, clients)
+    pieces_needed = clients * whole("per_client", per_client, 1)
+    require(
+        pieces_needed <= len(labels),
+        f"per_client={per_client} shards for {clients} clients are more than the {len(labels)} training examples.",
+    )
     rng = Stream(seed, "split").at()
-    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * per_client)
+    pieces = np.array_split(np.argsort(labels, kind="stable"), pieces_needed)
     deal = rng.permutation(len(pieces)).reshape(clients, per_client)
     return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in deal]
 
@@ -72,6 +76,7 @@ def exclusive(split: Split, labels: ArrayLike, label: int, holders: Sequence[int
     """Give all examples of one class to the `holders`, in equal parts, and to nobody else."""
     labels = np.asarray(labels)
     require(bool((labels == label).any()), f"label={label} does not occur in the training data.")
+    holders = sorted(set(holders))
     require(len(holders) > 0, "holders must name at least one client.")
     for client in holders:
         require(0 <= client < len(split), f"holders names client {client}; ids run from 0 to {len(split) - 1}.")
