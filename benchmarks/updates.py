@@ -1,6 +1,6 @@
 """Client updates per second: a simulation against the plain PyTorch loop over the same client steps.
 
-    python benchmarks/updates.py [--dataset fashion-mnist] [--rounds 100] [--device auto]
+    python benchmarks/updates.py [--dataset fashion-mnist] [--strategy all] [--seeds 3] [--device cuda]
 
 Both do the same work in the same process, in turns, and the ratio of the best turns is reported: machines
 are noisy, ratios less so. The loop is what most people write: one model, ``zero_grad``, forward, backward,
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import fedhist as fh
+from fedhist.methods import METHODS
 
 
 def plain_loop(task: fh.Task, local: fh.LocalSGD, updates: int, device: torch.device) -> Callable[[], None]:
@@ -46,7 +47,9 @@ def plain_loop(task: fh.Task, local: fh.LocalSGD, updates: int, device: torch.de
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="fashion-mnist")
-    parser.add_argument("--strategy", default="fedhist")
+    parser.add_argument("--strategy", default="fedhist", help="a method's name, or all")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--loop-updates", type=int, default=600)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=60)
@@ -59,11 +62,14 @@ def main() -> None:
     device = torch.device(args.device)
     task = fh.load_task(args.dataset, clients=args.clients, beta=0.3, data_dir=args.data_dir)
     local = fh.LocalSGD(steps=args.local_steps)
-    updates = args.rounds * args.k
-    loop = plain_loop(task, local, updates, device)
+    loop = plain_loop(task, local, args.loop_updates, device)
+    methods = list(METHODS) if args.strategy == "all" else [args.strategy]
+    updates = args.rounds * args.k * len(methods) * args.seeds
 
     def simulate() -> None:
-        fh.simulate(args.strategy, task, k=args.k, rounds=args.rounds, local=local, device=device, eval_every=100)
+        fh.compare(
+            methods, task, k=args.k, rounds=args.rounds, seeds=args.seeds, local=local, device=device, eval_every=100
+        )
 
     def with_threads(threads: int) -> Callable[[], None]:
         def run() -> None:
@@ -74,20 +80,23 @@ def main() -> None:
 
         return run
 
-    ways = {"plain loop, one thread": with_threads(1)}
+    first = "plain loop, one thread"
+    ways = {first: (args.loop_updates, with_threads(1))}
     if device.type == "cpu" and torch.get_num_threads() > 1:
-        ways[f"plain loop, {torch.get_num_threads()} threads"] = with_threads(torch.get_num_threads())
-    ways[f"fedhist, {args.strategy}, with evaluation"] = simulate
-    best = dict.fromkeys(ways, float("inf"))
+        ways[f"plain loop, {torch.get_num_threads()} threads"] = (
+            args.loop_updates,
+            with_threads(torch.get_num_threads()),
+        )
+    ways[f"fedhist, {len(methods)} × {args.seeds} runs, with evaluation"] = updates, simulate
+    rate = dict.fromkeys(ways, 0.0)
     for _ in range(args.repeats):
-        for name, run in ways.items():
+        for name, (count, run) in ways.items():
             started = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - started)
-    base = best["plain loop, one thread"]
-    print(f"{args.dataset}, {updates} updates of {args.local_steps} steps, torch {torch.__version__}, {device}")
-    for name, seconds in best.items():
-        print(f"{name:40s} {updates / seconds:8.0f} updates/s   {base / seconds:5.2f}×")
+            rate[name] = max(rate[name], count / (time.perf_counter() - started))
+    print(f"{args.dataset}, updates of {args.local_steps} steps, K = {args.k}, torch {torch.__version__}, {device}")
+    for name, each in rate.items():
+        print(f"{name:45s} {each:8.0f} updates/s   {each / rate[first]:6.2f}×")
 
 
 if __name__ == "__main__":

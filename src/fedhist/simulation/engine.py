@@ -147,7 +147,9 @@ def compare(
     shapes = [own.layout.shapes for _, own, _, _ in by_seed]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
     runs = [_Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
-    _advance(runs, local, trainer, device, rounds, eval_every, on_round)
+    # cuDNN may neither choose kernels by timing them nor round to TF32: one seed, one result.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        _advance(runs, local, trainer, device, rounds, eval_every, on_round)
     return Comparison([run.history for run in runs])
 
 

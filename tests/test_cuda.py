@@ -1,0 +1,61 @@
+"""What only a GPU can show. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedhist as fh
+from tests.strategies.test_conformance import MAKERS, K, N, P, close, stream, updates
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_captured_round_stays_right(name: str) -> None:
+    """One CUDA graph, replayed for every round, gives what eager rounds give."""
+    rounds = stream(24)
+    expected = updates(MAKERS[name](), rounds)
+    strategy = MAKERS[name]().setup(N, K, P, device="cuda")
+    static = [t.cuda() for t in (rounds[0].deltas, rounds[0].staleness, rounds[0].clients, rounds[0].num_examples)]
+
+    def step() -> Tensor:
+        return strategy(fh.Arrivals(*static, validate=False))
+
+    state = {key: value.clone() for key, value in strategy.state_dict().items()}
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update = step()
+    strategy.load_state_dict(state)
+    seen = []
+    for arrivals in rounds:
+        current = (arrivals.deltas, arrivals.staleness, arrivals.clients, arrivals.num_examples)
+        for target, source in zip(static, current, strict=True):
+            target.copy_(source)
+        graph.replay()
+        seen.append(update.cpu().clone())
+    assert close(seen, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon", "wkafl", "refl", "fedhist"])
+def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
+    runs = [fh.simulate(method, task, k=3, rounds=12, local=LOCAL, device=d, eval_every=4) for d in ("cpu", "cuda")]
+    assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
+    assert runs[0].staleness.tolist() == runs[1].staleness.tolist()
+
+
+def test_same_seed_same_bits_on_a_gpu() -> None:
+    x, y = torch.randn(300, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 10
+    task = fh.Task(fh.LeNet, x, y, fh.dirichlet(y, 12, 5.0), x, y)
+    runs = [fh.compare(["fedavg", "fedhist"], task, k=3, rounds=30, seeds=2, device="cuda") for _ in range(2)]
+    for a, b in zip(*runs, strict=True):
+        assert a.records == b.records
+        assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
