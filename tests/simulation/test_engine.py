@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.training import Job, make_trainer
+from fedhist.training import Job, ReferenceTrainer
 
 EVERY = ["fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
@@ -29,7 +29,7 @@ class Hinge(fh.Strategy):
 def written_out(task: fh.Task, k: int, rounds: int, seed: int) -> Tensor:
     """K-async FedAvg with every client's model kept: what the engine must amount to."""
     schedule = fh.make_schedule(task.num_clients, k, rounds, fh.LogNormal(), seed)
-    trainer = make_trainer("reference", task, torch.device("cpu"))
+    trainer = ReferenceTrainer(torch.device("cpu"))
     model = task.layout.flatten(task.build(seed))
     held = dict.fromkeys(range(task.num_clients), (1, model))
     for round_ in range(1, rounds + 1):
@@ -52,6 +52,18 @@ def flat(task: fh.Task, history: fh.History) -> Tensor:
 def test_equals_the_loop_written_out(task: fh.Task, trainer: str, k: int) -> None:
     history = fh.simulate("fedavg", task, k=k, rounds=25, local=LOCAL, seed=4, trainer=trainer)
     torch.testing.assert_close(flat(task, history), written_out(task, k, 25, 4), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("local", [LOCAL, fh.LocalSGD(lr=0.1, epochs=2, batch_size=7, momentum=0.5)], ids=str)
+def test_batched_rounds_equal_queued_ones(task: fh.Task, local: fh.LocalSGD) -> None:
+    """All methods, several seeds, more rounds than batches are drawn for at a time."""
+    both = [
+        fh.compare(EVERY, task, k=3, rounds=70, seeds=2, local=local, eval_every=35, trainer=t)
+        for t in ("threaded", "batched")
+    ]
+    for queued, batched in zip(*both, strict=True):
+        assert queued.loss == pytest.approx(batched.loss, rel=2e-2), queued.method
+        np.testing.assert_allclose(queued.weights[:20], batched.weights[:20], atol=1e-3)
 
 
 @pytest.mark.parametrize("method", EVERY)

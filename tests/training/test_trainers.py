@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.objectives import Objective
-from fedhist.training import Candidate, Job, make_trainer
+from fedhist.training import Candidate, Job, ReferenceTrainer, ThreadedTrainer
+from fedhist.training.batched import ConvAsMatmul, descend, evaluate, padded
+from fedhist.training.net import ModuleNet
 
 CPU = torch.device("cpu")
 FAST = ("threaded", "batched")
@@ -37,8 +40,22 @@ def jobs(task: fh.Task, local: fh.LocalSGD, objective: Objective) -> list[Job]:
     ]
 
 
+def batched(work: list[Job]) -> Tensor:
+    task, local, objective = work[0].task, work[0].local, work[0].objective
+    plans = [job.batches() for job in work]
+    shape = max(map(len, plans)), max(len(batch) for plan in plans for batch in plan)
+    index, weight = padded(plans, *shape)
+    received = torch.stack([job.received for job in work])
+    previous = torch.stack([job.received if job.previous is None else job.previous for job in work])
+    known = torch.tensor([float(job.previous is not None) for job in work])
+    net = ModuleNet(task.build(0), task.layout)
+    return descend(net, local, objective, received, previous, known, (index, weight.float()), (task.x, task.y))
+
+
 def uploads(name: str, work: list[Job]) -> Tensor:
-    trainer = make_trainer(name, work[0].task, CPU)
+    if name == "batched":
+        return batched(work)
+    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(work[0].task)
     out = torch.full((len(work), work[0].task.layout.size), torch.nan)
     try:
         for future in trainer.start(work, list(out)):
@@ -75,15 +92,36 @@ def test_agrees_on_lenet(fast: str) -> None:
     torch.testing.assert_close(uploads(fast, work), uploads("reference", work), rtol=1e-3, atol=1e-6)
 
 
+def test_convolution_as_a_matrix_product_agrees(image_task: fh.Task) -> None:
+    work = jobs(image_task, fh.LocalSGD(steps=2, batch_size=3), fh.CrossEntropy())
+    with ConvAsMatmul():
+        product = uploads("batched", work)
+    torch.testing.assert_close(product, uploads("reference", work), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2}, {"padding": 1}, {"stride": (2, 1), "padding": (0, 2)}, {"groups": 2}, {"padding": "same"}],
+    ids=str,
+)
+def test_every_kind_of_convolution(options: dict[str, Any]) -> None:
+    layer, x = nn.Conv2d(4, 6, (3, 5), **options), torch.randn(5, 4, 8, 9)
+    with ConvAsMatmul():
+        product = layer(x)
+    torch.testing.assert_close(product, layer(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("fast", FAST)
 def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     models = torch.randn(3, image_task.layout.size, generator=torch.Generator().manual_seed(1))
-    results = {}
-    for name in ("reference", fast):
-        trainer = make_trainer(name, image_task, CPU)
-        results[name] = trainer.evaluate([Candidate(image_task, 0, model) for model in models])
+    candidates = [Candidate(image_task, 0, model) for model in models]
+    if fast == "batched":
+        results = evaluate(image_task, ModuleNet(image_task.build(0), image_task.layout), models)
+    else:
+        trainer = ThreadedTrainer(image_task)
+        results = trainer.evaluate(candidates)
         trainer.close()
-    for a, b in zip(results["reference"], results[fast], strict=True):
+    for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):
         assert a.correct.tolist() == b.correct.tolist() and a.total.tolist() == b.total.tolist() == [3, 3, 3]
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
 

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import copy
-import math
+import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from typing import Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, InvalidInput, positive, require, whole
-from fedhist.history import Comparison, History, Record
+from fedhist.errors import InvalidInput, positive, require, unknown, whole
+from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
-from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions
+from fedhist.simulation.batched import BatchedRounds
+from fedhist.simulation.clock import make_schedule, plan_versions
 from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.simulation.queued import QueuedRounds
+from fedhist.simulation.run import Run
 from fedhist.strategies import Strategy
-from fedhist.training import Candidate, Evaluation, Job, LocalSGD, make_trainer
+from fedhist.training import TRAINERS, Evaluation, LocalSGD, ReferenceTrainer, ThreadedTrainer, why_not_batched
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories so far, one per run."""
+
+
+class Rounds(Protocol):
+    """Takes runs through their rounds on some device."""
+
+    def step(self, round_: int) -> None:
+        """Take all runs through one round."""
+
+    def evaluate(self) -> list[Evaluation]:
+        """Evaluate all runs' models."""
+
+    def close(self) -> None:
+        """Release threads and memory."""
 
 
 def simulate(
@@ -146,10 +159,12 @@ def compare(
         by_seed.append((seed, own, schedule, plan_versions(schedule)))
     shapes = [own.layout.shapes for _, own, _, _ in by_seed]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
-    runs = [_Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
+    runs = [Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
     # cuDNN may neither choose kernels by timing them nor round to TF32: one seed, one result.
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        _advance(runs, local, trainer, device, rounds, eval_every, on_round)
+        stepper = _rounds_of(trainer, runs, local, device)
+        with contextlib.closing(stepper):
+            _advance(runs, stepper, rounds, eval_every, local.lr, on_round)
     return Comparison([run.history for run in runs])
 
 
@@ -176,180 +191,44 @@ def _device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-class _Run:
-    """One method on one seed: the server's model, the versions clients hold, and the record."""
-
-    def __init__(
-        self,
-        method: Method,
-        seed: int,
-        task: Task,
-        schedule: Schedule,
-        plan: VersionPlan,
-        server_lr: float,
-        device: torch.device,
-    ) -> None:
-        self.method, self.seed, self.task = method, seed, task
-        self.schedule, self.plan, self.server_lr = schedule, plan, server_lr
-        layout = task.layout
-        self.strategy = copy.deepcopy(method.strategy)
-        self.strategy.setup(task.num_clients, schedule.k, layout.size, device)
-        if layout.dtype == torch.float64:
-            self.strategy.double()
-        self.model = layout.flatten(task.build(seed)).to(device)
-        self.versions = torch.empty((plan.num_slots, layout.size), dtype=layout.dtype, device=device)
-        self.previous: dict[int, Tensor] = {}
-
-        # Copies, so that a strategy that changes its arguments changes nobody else's.
-        self._clients = torch.tensor(schedule.clients, device=device)
-        self._staleness = torch.tensor(schedule.staleness, device=device)
-        self._sizes = torch.tensor(task.sizes[schedule.clients], device=device)
-        self._weights = torch.full(schedule.clients.shape, torch.nan, device=device)
-        self._evaluated = 0
-        self.history = History(
-            method=method.name,
-            seed=seed,
-            task=task.name,
-            clients=schedule.clients,
-            staleness=schedule.staleness,
-            arrived=schedule.arrived,
-            weights=self._weights.cpu().numpy(),
-        )
-
-    def open_round(self, round_: int) -> None:
-        """Store the version that clients are sent at the start of a round, if any will upload from it."""
-        slot = self.plan.slots[round_]
-        if slot >= 0:
-            self.versions[slot] = self.model
-
-    def startable(self, round_: int) -> list[tuple[int, int]]:
-        """Return the uploads, as (round of arrival, place), that can be computed now but not before.
-
-        These are the fresh ones of this round and, of the next, all that build on a version there is:
-        they need not wait for this round to close.
-        """
-        now, later = self.schedule.versions[round_ - 1], self.schedule.versions[round_ : round_ + 1]
-        fresh = [(round_, place) for place in np.flatnonzero(now == round_).tolist()]
-        return fresh + [(round_ + 1, place) for place in np.flatnonzero(later <= round_).tolist()]
-
-    def received(self, round_: int, place: int) -> tuple[int, int, Tensor]:
-        """Return who makes an upload, the version it was sent, and that model."""
-        client, version = self.schedule.clients[round_ - 1, place], self.schedule.versions[round_ - 1, place]
-        return int(client), int(version), self.versions[self.plan.slots[version]]
-
-    def job(self, round_: int, place: int, local: LocalSGD) -> Job:
-        """Return the work behind an upload."""
-        client, version, model = self.received(round_, place)
-        previous = self.previous.get(client)
-        return Job(self.task, local, self.method.objective, self.seed, client, version, model, previous)
-
-    def close_round(self, round_: int, deltas: Tensor) -> None:
-        """Let the strategy turn the round's uploads into the next model."""
-        row = round_ - 1
-        if self.method.objective.uses_previous:
-            for place, delta in enumerate(deltas):
-                client, _, model = self.received(round_, place)
-                self.previous[client] = model - delta
-        arrivals = Arrivals(deltas, self._staleness[row], self._clients[row], self._sizes[row], validate=False)
-        update = self.strategy(arrivals)
-        require(
-            isinstance(update, Tensor) and update.shape == self.model.shape,
-            f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
-            f"got {getattr(update, 'shape', type(update))}.",
-        )
-        self.model = self.model - self.server_lr * update  # Eq. 4
-        if self.strategy.last_weights is not None:
-            self._weights[row] = self.strategy.last_weights
-
-    def check_finite(self, round_: int, deltas: Tensor, lr: float) -> None:
-        """Stop with a sentence when the model has left the numbers."""
-        if bool(torch.isfinite(self.model.sum())):
-            return
-        broken = (~torch.isfinite(deltas).all(dim=1)).nonzero()[:, 0].tolist()
-        source = (
-            f"client {self.schedule.clients[round_ - 1, broken[0]]} uploaded NaN or infinity"
-            if broken
-            else "the model became NaN or infinite"
-        )
-        raise DivergedError(
-            f"{self.method.name}, seed {self.seed}: {source} in round {round_}; "
-            f"check the data and the learning rate lr={lr:g}."
-        )
-
-    def record(self, round_: int, result: Evaluation, lr: float) -> None:
-        """Append an evaluation to the history."""
-        if not math.isfinite(result.loss):
-            raise DivergedError(
-                f"{self.method.name}, seed {self.seed}: the loss after round {round_} is {result.loss}; "
-                f"check the data and the learning rate lr={lr:g}."
-            )
-        since = self.schedule.staleness[self._evaluated : round_]
-        self.history.records.append(
-            Record(
-                round=round_,
-                time=float(self.schedule.time[round_ - 1]),
-                accuracy=result.accuracy,
-                loss=result.loss,
-                per_class=result.per_class,
-                mean_staleness=float(since.mean()),
-                max_staleness=int(since.max()),
-            )
-        )
-        self._evaluated = round_
-        self.history.weights = self._weights.cpu().numpy()
+def _rounds_of(name: str, runs: Sequence[Run], local: LocalSGD, device: torch.device) -> Rounds:
+    """Return what takes the runs through their rounds; "auto" is the fastest that can handle the task."""
+    if name not in TRAINERS:
+        raise unknown("trainer", name, TRAINERS)
+    task = runs[0].task
+    # Dropout draws from one global generator, so such clients must take turns to be repeatable.
+    require(
+        name in ("auto", "reference") or not task.is_random,
+        f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
+    )
+    require(name != "threaded" or device.type == "cpu", f"trainer='threaded' is for the CPU, not for {device}.")
+    if name == "threaded" or (name == "auto" and device.type == "cpu" and not task.is_random):
+        return QueuedRounds(runs, local, ThreadedTrainer(task))
+    if name == "batched" or (name == "auto" and not task.is_random):
+        reason = why_not_batched(task, device)
+        if reason is None:
+            return BatchedRounds(runs, local, device)
+        require(name == "auto", f"trainer='batched' cannot batch this model, use 'reference': {reason}")
+        warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=4)
+    return QueuedRounds(runs, local, ReferenceTrainer(device))
 
 
 def _advance(
-    runs: list[_Run],
-    local: LocalSGD,
-    trainer_name: str,
-    device: torch.device,
-    rounds: int,
-    eval_every: int,
-    on_round: OnRound | None,
+    runs: Sequence[Run], rounds: Rounds, last: int, eval_every: int, lr: float, on_round: OnRound | None
 ) -> None:
     """Take all runs through all rounds together, so that their clients can be trained side by side."""
     started = time.perf_counter()
-    layout, k = runs[0].task.layout, runs[0].schedule.k
     histories = [run.history for run in runs]
-    trainer = make_trainer(trainer_name, runs[0].task, device)
-
-    def uploads() -> Tensor:
-        # New memory every round: a strategy may keep what it was given.
-        return torch.empty((len(runs), k, layout.size), dtype=layout.dtype, device=device)
-
-    # Uploads by the round they arrive in; parts of the next round's are computed ahead.
-    deltas = {1: uploads()}
-    futures: dict[int, list[Future[None]]] = {round_: [] for round_ in range(1, rounds + 1)}
-    try:
-        for round_ in range(1, rounds + 1):
-            deltas[round_ + 1] = uploads()
-            work: list[tuple[int, Job, Tensor]] = []
-            for i, run in enumerate(runs):
-                run.open_round(round_)
-                for due, place in run.startable(round_):
-                    work.append((due, run.job(due, place, local), deltas[due][i, place]))
-            work.sort(key=lambda item: item[0])  # what this round waits for goes first
-            begun = trainer.start([job for _, job, _ in work], [row for _, _, row in work])
-            for (due, _, _), future in zip(work, begun, strict=False):
-                futures[due].append(future)
-            for future in futures.pop(round_):
-                future.result()
-            with torch.no_grad():
-                for run, rows in zip(runs, deltas.pop(round_), strict=True):
-                    run.close_round(round_, rows)
-                    run.check_finite(round_, rows, local.lr)
-            if round_ % eval_every == 0 or round_ == rounds:
-                results = trainer.evaluate([Candidate(run.task, run.seed, run.model) for run in runs])
-                for run, result in zip(runs, results, strict=True):
-                    run.record(round_, result, local.lr)
-            for history in histories:
-                history.wall_seconds = time.perf_counter() - started
-            if on_round:
-                on_round(round_, histories)
-    finally:
-        trainer.close()
+    for round_ in range(1, last + 1):
+        rounds.step(round_)
+        if round_ % eval_every == 0 or round_ == last:
+            for run, result in zip(runs, rounds.evaluate(), strict=True):
+                run.record(round_, result, lr)
+        for history in histories:
+            history.wall_seconds = time.perf_counter() - started
+        if on_round:
+            on_round(round_, histories)
     for run in runs:
         module = run.task.build(run.seed)
-        layout.load(module, run.model.cpu())
+        run.task.layout.load(module, run.model.cpu())
         run.history.model = module.state_dict()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,12 @@ class Strategy(nn.Module):
     converted after :meth:`setup` with ``.double()``, like any module.
     """
 
+    branch_free: ClassVar[bool] = False
+    """Set to True in a class that never looks at a tensor's values and keeps all its state in buffers.
+
+    Its rounds can then be captured in a CUDA graph. Not inherited: a subclass says so for itself.
+    """
+
     num_clients: int = 0
     k: int = 0
     num_params: int = 0
@@ -59,6 +65,10 @@ class Strategy(nn.Module):
         require(k <= num_clients, f"k={k} uploads a round need at least as many clients, got {num_clients}.")
         self.last_weights = None
         return self
+
+    def capturable(self) -> bool:
+        """Return whether this very class has declared itself :attr:`branch_free`."""
+        return bool(vars(type(self)).get("branch_free", False))
 
     def __call__(self, arrivals: Arrivals) -> Tensor:
         """Return the global update of one round, after a look at whether the round fits."""

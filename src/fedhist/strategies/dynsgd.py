@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
@@ -17,6 +19,8 @@ class DynSGD(Strategy):
     normalise
         False leaves the weights as `1/(K·τ_i)`, so that a stale round takes a shorter step.
     """
+
+    branch_free: ClassVar[bool] = True
 
     def __init__(self, normalise: bool = True) -> None:
         super().__init__()

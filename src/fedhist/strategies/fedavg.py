@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ class FedAvg(Strategy):
     by_examples
         False gives every upload the same weight.
     """
+
+    branch_free: ClassVar[bool] = True
 
     def __init__(self, by_examples: bool = True) -> None:
         super().__init__()

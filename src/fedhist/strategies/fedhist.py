@@ -12,7 +12,7 @@ INA  the aggregate gets back the length that averaging took away                
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class FedHist(Strategy):
     relative_support
         Use `|S|/K` instead of `|S|` in Eq. 12.
     """
+
+    branch_free: ClassVar[bool] = True
 
     round: Tensor
     global_updates: Tensor

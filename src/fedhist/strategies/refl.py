@@ -6,6 +6,8 @@ aggregation rules are compared.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,8 @@ class REFL(Strategy):
     beta
         Share of the deviation in a stale upload's weight.
     """
+
+    branch_free: ClassVar[bool] = True
 
     def __init__(self, beta: float = 0.35) -> None:
         super().__init__()

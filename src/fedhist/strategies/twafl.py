@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ class TWAFL(Strategy):
     by_examples
         False leaves out `n_i`.
     """
+
+    branch_free: ClassVar[bool] = True
 
     def __init__(self, by_examples: bool = True) -> None:
         super().__init__()

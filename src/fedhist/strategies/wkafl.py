@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class WKAFL(Strategy):
     slowdown
         `c`: the step is scaled by `1/(1 + c·min τ)`.
     """
+
+    branch_free: ClassVar[bool] = True
 
     previous: Tensor
     round: Tensor

@@ -1,118 +1,121 @@
-"""Many clients of many runs at once with ``torch.func``: the fast path on a GPU."""
+"""Many models at once with ``torch.func``: the fast path on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.overrides import TorchFunctionMode
 
 from fedhist.data.task import Task
-from fedhist.objectives import Anchor, Batch
-from fedhist.training.job import Candidate, Evaluation, Job
-from fedhist.training.net import ModuleNet, net_key
-from fedhist.training.reference import TEST_BATCH
+from fedhist.objectives import Anchor, Batch, Objective
+from fedhist.training.job import Evaluation
+from fedhist.training.local import LocalSGD
+from fedhist.training.net import ModuleNet
+
+TEST_BATCH = 1000
 
 
-class BatchedTrainer:
-    """Trains all jobs in one batch of models; jobs that differ in kind take turns."""
+class ConvAsMatmul(TorchFunctionMode):
+    """Computes plain 2-d convolutions as matrix products of image patches.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._nets: dict[tuple[Task, int], ModuleNet] = {}
+    Over a batch of models a convolution becomes a grouped one, for which cuDNN has no fast kernels; a
+    matrix product becomes a batched one, for which cuBLAS has.
+    """
 
-    def _net(self, task: Task, seed: int) -> ModuleNet:
-        key = net_key(task, seed)
-        if key not in self._nets:
-            self._nets[key] = ModuleNet(task.build(seed).to(self.device), task.layout)
-        return self._nets[key]
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv2d and (result := self._product(*args, **kwargs)) is not None:
+            return result
+        return func(*args, **kwargs)
 
-    def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
-        """Write each job's upload into its row."""
-        kinds: dict[tuple[object, ...], list[int]] = {}
-        for i, job in enumerate(jobs):
-            kinds.setdefault((net_key(job.task, job.seed), job.local, job.objective), []).append(i)
-        for places in kinds.values():
-            with torch.enable_grad():
-                uploads = self._trained([jobs[i] for i in places])
-            torch._foreach_copy_([rows[i] for i in places], list(uploads))
-        return []
+    @staticmethod
+    def _product(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor | None:
+        (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
+        if groups != 1 or (dh, dw) != (1, 1) or x.ndim != 4 or isinstance(padding, str):
+            return None
+        outputs, channels, kh, kw = weight.shape
+        if ph or pw:
+            x = F.pad(x, (pw, pw, ph, ph))
+        patches = x.unfold(2, kh, sh).unfold(3, kw, sw)  # (B, C, H', W', kh, kw)
+        examples, _, height, width = patches.shape[:4]
+        patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(examples * height * width, channels * kh * kw)
+        y = patches @ weight.reshape(outputs, -1).T
+        if bias is not None:
+            y = y + bias
+        return y.reshape(examples, height, width, outputs).permute(0, 3, 1, 2).contiguous()  # models may call view
 
-    def _trained(self, jobs: list[Job]) -> Tensor:
-        """Return the uploads of jobs of one kind, ``(M, P)``."""
-        task, local, objective = jobs[0].task, jobs[0].local, jobs[0].objective
-        net = self._net(task, jobs[0].seed)
-        net.module.train()
-        x, y, _, _ = task.on(self.device)
-        index, weight = _padded([job.batches() for job in jobs])
-        index, weight = index.to(self.device), weight.to(self.device, net.layout.dtype)
-        received = torch.stack([job.received for job in jobs])
-        previous = torch.stack([job.received if job.previous is None else job.previous for job in jobs])
-        has_previous = torch.tensor([float(job.previous is not None) for job in jobs], device=self.device)
 
-        def loss(
-            flat: Tensor, received: Tensor, previous: Tensor, has_previous: Tensor, x: Tensor, y: Tensor, weight: Tensor
-        ) -> Tensor:
-            anchor = Anchor(net.layout, received, previous, has_previous)
-            return objective(net, net.layout.unflatten(flat), anchor, Batch(x, y, weight))
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
 
-        flat, velocity = received.clone(), torch.zeros_like(received)
-        gradient = vmap(grad(loss))
+
+def descend(
+    net: ModuleNet,
+    local: LocalSGD,
+    objective: Objective,
+    received: Tensor,
+    previous: Tensor,
+    has_previous: Tensor,
+    batches: tuple[Tensor, Tensor],
+    data: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Return the uploads of M clients that train side by side, ``(M, P)``.
+
+    Parameters
+    ----------
+    received, previous
+        ``(M, P)``: the version each client was sent, and its own last local model.
+    has_previous
+        ``(M,)``: 1 where `previous` is real.
+    batches
+        Example indices ``(M, steps, batch)`` and their weights, 0 for padding.
+    data
+        All training inputs and labels.
+    """
+    (index, weight), (x, y) = batches, data
+
+    def loss(
+        flat: Tensor, received: Tensor, previous: Tensor, has_previous: Tensor, x: Tensor, y: Tensor, weight: Tensor
+    ) -> Tensor:
+        anchor = Anchor(net.layout, received, previous, has_previous)
+        return objective(net, net.layout.unflatten(flat), anchor, Batch(x, y, weight))
+
+    gradient = vmap(grad(loss))
+    flat, velocity = received, torch.zeros_like(received) if local.momentum else None
+    net.module.train()
+    with torch.enable_grad():
         for step in range(index.shape[1]):
             examples, share = index[:, step], weight[:, step]
             g = gradient(flat, received, previous, has_previous, x[examples], y[examples], share)
             if local.weight_decay:
                 g = g + local.weight_decay * flat
-            velocity = local.momentum * velocity + g
+            if velocity is not None:
+                g = velocity = local.momentum * velocity + g
             # A client with fewer steps than the others stands still in the steps it does not have.
             working = (share.sum(dim=1) > 0)[:, None]
-            flat = torch.where(working, flat - local.lr * velocity, flat)
-        return received - flat
-
-    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
-        """Evaluate models of one task and fixed state at once, a piece of the test set at a time."""
-        groups: dict[tuple[Task, int], list[int]] = {}
-        for i, candidate in enumerate(models):
-            groups.setdefault(net_key(candidate.task, candidate.seed), []).append(i)
-        results: dict[int, Evaluation] = {}
-        for (task, seed), places in groups.items():
-            flat = torch.stack([models[i].model for i in places])
-            results |= zip(places, self._evaluated(task, self._net(task, seed), flat), strict=True)
-        return [results[i] for i in range(len(models))]
-
-    def _evaluated(self, task: Task, net: ModuleNet, models: Tensor) -> list[Evaluation]:
-        _, _, x, y = task.on(self.device)
-        net.module.eval()
-        classes, runs = task.num_classes, len(models)
-        loss = torch.zeros(runs, dtype=torch.float64, device=self.device)
-        correct = torch.zeros(runs, classes, dtype=torch.int64, device=self.device)
-        predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
-        with torch.no_grad():
-            for at in range(0, len(x), TEST_BATCH):
-                labels = y[at : at + TEST_BATCH]
-                logits = predict(models, x[at : at + TEST_BATCH])  # (runs, examples, classes)
-                each = F.cross_entropy(logits.transpose(1, 2), labels.expand(runs, -1), reduction="none")
-                loss += each.double().sum(dim=1)
-                hits = (logits.argmax(dim=2) == labels).long()
-                correct.scatter_add_(1, labels.expand(runs, -1), hits)
-        total = torch.bincount(y, minlength=classes).cpu().numpy()
-        return [
-            Evaluation(value / len(y), right, total)
-            for value, right in zip(loss.tolist(), correct.cpu().numpy(), strict=True)
-        ]
-
-    def close(self) -> None:
-        """Nothing to release."""
+            flat = torch.where(working, flat - local.lr * g, flat)
+    return received - flat
 
 
-def _padded(plans: list[list[np.ndarray[tuple[int], np.dtype[np.int64]]]]) -> tuple[Tensor, Tensor]:
-    """Return example indices ``(M, steps, batch)`` and their weights, 0 where a plan is shorter."""
-    steps = max(len(plan) for plan in plans)
-    size = max(len(batch) for plan in plans for batch in plan)
+def padded(plans: Sequence[Sequence[NDArray[np.int64]]], steps: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return example indices ``(M, steps, size)`` and their weights, 0 where a plan is shorter."""
     index = np.empty((len(plans), steps, size), np.int64)
     weight = np.zeros((len(plans), steps, size))
     for i, plan in enumerate(plans):
@@ -121,3 +124,26 @@ def _padded(plans: list[list[np.ndarray[tuple[int], np.dtype[np.int64]]]]) -> tu
             index[i, step, : len(batch)] = batch
             weight[i, step, : len(batch)] = 1 / len(batch)
     return torch.from_numpy(index), torch.from_numpy(weight)
+
+
+def evaluate(task: Task, net: ModuleNet, models: Tensor) -> list[Evaluation]:
+    """Evaluate all models, ``(runs, P)``, at once, a piece of the test set at a time."""
+    _, _, x, y = task.on(models.device)
+    net.module.eval()
+    classes, runs = task.num_classes, len(models)
+    loss = torch.zeros(runs, dtype=torch.float64, device=models.device)
+    correct = torch.zeros(runs, classes, dtype=torch.int64, device=models.device)
+    predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
+    with torch.no_grad():
+        for at in range(0, len(x), TEST_BATCH):
+            labels = y[at : at + TEST_BATCH]
+            logits = predict(models, x[at : at + TEST_BATCH])  # (runs, examples, classes)
+            each = F.cross_entropy(logits.transpose(1, 2), labels.expand(runs, -1), reduction="none")
+            loss += each.double().sum(dim=1)
+            hits = (logits.argmax(dim=2) == labels).long()
+            correct.scatter_add_(1, labels.expand(runs, -1), hits)
+    total = torch.bincount(y, minlength=classes).cpu().numpy()
+    return [
+        Evaluation(value / len(y), right, total)
+        for value, right in zip(loss.tolist(), correct.cpu().numpy(), strict=True)
+    ]
