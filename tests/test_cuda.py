@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +51,21 @@ def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     runs = [fh.simulate(method, task, k=3, rounds=12, local=LOCAL, device=d, eval_every=4) for d in ("cpu", "cuda")]
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
     assert runs[0].staleness.tolist() == runs[1].staleness.tolist()
+
+
+def test_a_strategy_with_state_of_its_own_is_not_captured(task: fh.Task) -> None:
+    class Alternating(fh.Strategy):
+        """Counts rounds in Python, which a replayed graph would not see."""
+
+        count = 0
+
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            self.count += 1
+            return arrivals.num_examples if self.count % 2 else 1 / arrivals.staleness
+
+    runs = [fh.simulate(Alternating(), task, k=3, rounds=20, local=LOCAL, device=d) for d in ("cpu", "cuda")]
+    assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
+    np.testing.assert_allclose(runs[0].weights, runs[1].weights, rtol=1e-4)
 
 
 def test_same_seed_same_bits_on_a_gpu() -> None:

@@ -50,7 +50,7 @@ def flat(task: fh.Task, history: fh.History) -> Tensor:
 @pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_equals_the_loop_written_out(task: fh.Task, trainer: str, k: int) -> None:
-    history = fh.simulate("fedavg", task, k=k, rounds=25, local=LOCAL, seed=4, trainer=trainer)
+    history = fh.simulate("fedavg", task, k=k, rounds=25, local=LOCAL, seed=4, trainer=trainer, device="cpu")
     torch.testing.assert_close(flat(task, history), written_out(task, k, 25, 4), rtol=1e-3, atol=1e-5)
 
 

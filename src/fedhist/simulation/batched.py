@@ -37,7 +37,7 @@ class BatchedRounds:
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
         self._graph: torch.cuda.CUDAGraph | None = None
         self._capture_wanted = device.type == "cuda" and all(run.strategy.capturable() for run in runs)
-        self._streams = [torch.cuda.Stream(device) for _ in range(8)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
+        self._streams = [torch.cuda.Stream(device) for _ in runs[:8]] if self._capture_wanted else []  # type: ignore[no-untyped-call]
 
         # Where each round's version is stored, and where its uploads' versions lie; -1 is the spare slot.
         self._store = [torch.tensor(run.plan.slots[1:], device=device) % len(run.versions) for run in runs]

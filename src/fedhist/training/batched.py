@@ -50,16 +50,23 @@ class ConvAsMatmul(TorchFunctionMode):
         (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
         if groups != 1 or (dh, dw) != (1, 1) or x.ndim != 4 or isinstance(padding, str):
             return None
-        outputs, channels, kh, kw = weight.shape
+        outputs, _, kh, kw = weight.shape
         if ph or pw:
             x = F.pad(x, (pw, pw, ph, ph))
-        patches = x.unfold(2, kh, sh).unfold(3, kw, sw)  # (B, C, H', W', kh, kw)
-        examples, _, height, width = patches.shape[:4]
-        patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(examples * height * width, channels * kh * kw)
-        y = patches @ weight.reshape(outputs, -1).T
+        height, width = (x.shape[2] - kh) // sh + 1, (x.shape[3] - kw) // sw + 1
+        # Shifted slices, and not Tensor.unfold, whose gradient torch.func takes one model at a time.
+        shifts = [
+            x[:, :, i : i + sh * (height - 1) + 1 : sh, j : j + sw * (width - 1) + 1 : sw]
+            for i in range(kh)
+            for j in range(kw)
+        ]
+        patches = torch.cat(shifts, dim=1).flatten(2)  # (B, kh·kw·C, H'·W')
+        # One product per example: the gradient of the weights is then summed over examples by many blocks.
+        rows = weight.permute(0, 2, 3, 1).reshape(1, outputs, -1).expand(len(x), -1, -1)
+        y = torch.bmm(rows, patches)
         if bias is not None:
-            y = y + bias
-        return y.reshape(examples, height, width, outputs).permute(0, 3, 1, 2).contiguous()  # models may call view
+            y = y + bias[:, None]
+        return y.view(len(x), outputs, height, width)
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
