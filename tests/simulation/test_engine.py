@@ -220,7 +220,6 @@ def test_refuses(task: fh.Task, arguments: dict[str, Any], sentence: str) -> Non
         fh.simulate(task=task, **(good | arguments))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_missing_gpu_is_told(task: fh.Task) -> None:
     with pytest.raises(fh.InvalidInput, match="device='cuda' was asked for, but this machine's PyTorch sees no GPU"):
         fh.simulate("fedavg", task, k=2, rounds=1, device="cuda")

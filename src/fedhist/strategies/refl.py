@@ -40,7 +40,7 @@ class REFL(Strategy):
         fresh = tau == tau.min()
         fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
         # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel. A zero ĝ measures nothing.
-        distance = torch.cdist(deltas, fresh_mean[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+        distance = (deltas - fresh_mean).norm(dim=1)
         deviation = torch.where(fresh | (fresh_mean.norm() == 0), 0.0, distance.double().square())
         largest = deviation.max()
         boost = 1 - torch.exp(-deviation / torch.where(largest > 0, largest, 1.0))
