@@ -88,6 +88,9 @@ def test_lists(tmp_path: Path) -> None:
         (["--strategy", "fedhits"], "unknown strategy 'fedhits': did you mean 'fedhist'?"),
         (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
         (["--strategy", "fedavg", "--strategy", "refl"], "run takes one strategy and one seed"),
+        (["--strategy", "all"], "run takes one strategy and one seed"),
+        (["--devices", "explicit"], "explicit needs times, as in explicit:times=…."),
+        (["--out", "deep/er/x", "--k", "300"], "k=300 is more than the 20 clients there are."),
         (["--dataset", "cifar11"], "unknown dataset 'cifar11': did you mean 'cifar10'?"),
         (["--devices", "lognornal"], "unknown devices 'lognornal': did you mean 'lognormal'?"),
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
@@ -105,6 +108,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentenc
     assert sentence in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") <= 2
     assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_an_empty_folder_may_be_given(tmp_path: Path) -> None:
+    (tmp_path / "pre").mkdir()
+    failed = fedhist("run", *QUICK, "--dataset", "nope", "--out", "pre", cwd=tmp_path)
+    assert failed.returncode == 2 and list((tmp_path / "pre").iterdir()) == []
+    done = fedhist("run", *QUICK, "--quiet", "--out", ".", cwd=tmp_path / "pre")
+    assert done.returncode == 0 and (tmp_path / "pre" / "summary.json").exists()
 
 
 def test_unknown_flag(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +27,6 @@ from rich.table import Table
 
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput
-from fedhist.files import whole_folder
 from fedhist.settings import Settings
 
 if TYPE_CHECKING:
@@ -115,19 +116,20 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
     """Run one method and keep its history."""
     settings = Settings.read(config, flags)
-    _note_fedprox(settings)
-    if len(settings.strategy) != 1 or settings.seeds != 1:
+    if len(settings.strategy) != 1 or "all" in settings.strategy or settings.seeds != 1:
         raise InvalidInput(
             f"run takes one strategy and one seed, got strategy={list(settings.strategy)} and "
             f"seeds={settings.seeds}; use fedhist compare."
         )
+    _note_fedprox(settings)
     with _results(out, f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}") as (folder, part):
         runs = _experiment(settings, quiet)
-        runs[0].save(part)
-        _save_model(runs[0], part)
-        settings.write(part / "config.toml")
+        with _writing(folder):
+            runs[0].save(part)
+            _save_model(runs[0], part)
+            settings.write(part / "config.toml")
     _show(runs, settings.target)
-    console.print(f"Results are in {folder}.", highlight=False, soft_wrap=True)
+    console.print(f"Results are in {_short(folder)}.", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -142,14 +144,19 @@ def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False,
     _note_fedprox(settings)
     with _results(out, f"{settings.dataset}-compare-seed{settings.seed}") as (folder, part):
         runs = _experiment(settings, quiet)
-        for history in runs:
-            inner = part / f"{_slug(history.method)}-seed{history.seed}"
-            history.save(inner)
-            _save_model(history, inner)
-        draw_curves(runs, part / "curves.png", settings.target)
-        settings.write(part / "config.toml")
+        with _writing(folder):
+            for history in runs:
+                inner = part / f"{_slug(history.method)}-seed{history.seed}"
+                history.save(inner)
+                _save_model(history, inner)
+            draw_curves(runs, part / "curves.png", settings.target)
+            settings.write(part / "config.toml")
     _show(runs, settings.target)
-    console.print(f"Curves are in {folder / 'curves.png'}, all results in {folder}.", highlight=False, soft_wrap=True)
+    console.print(
+        f"Curves are in {_short(folder / 'curves.png')}, all results in {_short(folder)}.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -180,8 +187,13 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
     console.print(table)
 
 
+def _short(path: Path) -> Path:
+    """Return a path as seen from here, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def _slug(text: str) -> str:
-    return re.sub(r"[^\w.=-]+", "-", text.lower()).strip("-")
+    return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]
 
 
 @contextmanager
@@ -196,13 +208,32 @@ def _results(out: Path | None, name: str) -> Iterator[tuple[Path, Path]]:
         while out.exists():
             count += 1
             out = base.with_name(f"{base.name}-{count}")
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
-    if out.exists():
-        raise InvalidInput(f"out={out} exists already; choose another folder.")
+    with _writing(out):
+        out = out.resolve()
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InvalidInput(f"out={_short(out)} exists already; choose another folder.")
+        created = [folder for folder in (out, *out.parents) if not folder.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        part = out / ".part"
+        part.mkdir()
     try:
-        with whole_folder(out) as part:
-            yield out, part
+        yield out, part
+        with _writing(out):
+            for file in part.iterdir():
+                file.replace(out / file.name)
+            part.rmdir()
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for folder in created:
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InvalidInput(f"out={out} cannot be written: {error.strerror}.") from error
 

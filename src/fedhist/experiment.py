@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhist.data import Task, load_task, partition
 from fedhist.data.datasets import Progress
-from fedhist.errors import require
+from fedhist.errors import positive, require
 from fedhist.history import Comparison
 from fedhist.methods import METHODS, Method, as_method, build, parse_spec
 from fedhist.settings import Settings
@@ -64,7 +64,7 @@ def devices_of(settings: Settings) -> Devices:
     name, options = parse_spec("devices", settings.devices, DEVICES)
     devices: Devices = build(name, DEVICES[name], options)
     slow = slow_clients(settings)
-    return SlowGroup(slow, settings.slow_speed, devices) if slow else devices
+    return SlowGroup(slow, positive("slow_speed", settings.slow_speed), devices) if slow else devices
 
 
 def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:

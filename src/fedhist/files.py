@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +17,3 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a new folder to fill; it becomes `path` when the block succeeds, else it is removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.mkdir(parents=True)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -101,4 +101,7 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     for key in options:
         if key not in known:
             raise unknown(f"option of {name}", key, known)
+    for key, parameter in known.items():
+        missing = parameter.default is parameter.empty and key not in options
+        require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
     return make(**options)

@@ -68,7 +68,11 @@ class Batch(NamedTuple):
 
 
 class Objective(Protocol):
-    """A client's loss on one batch."""
+    """A client's loss on one batch.
+
+    A class that keeps no state in Python may say so with ``branch_free = True``, as strategies do, to be
+    captured in a CUDA graph.
+    """
 
     @property
     def uses_previous(self) -> bool:
@@ -83,6 +87,7 @@ class CrossEntropy:
     """Plain cross-entropy."""
 
     uses_previous: ClassVar[bool] = False
+    branch_free: ClassVar[bool] = True
 
     def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch."""
@@ -99,6 +104,7 @@ class Proximal:
 
     mu: float = 0.01
     uses_previous: ClassVar[bool] = False
+    branch_free: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number("mu", self.mu, 0)
@@ -119,6 +125,7 @@ class Contrastive:
     mu: float = 1.0
     temperature: float = 0.5
     uses_previous: ClassVar[bool] = True
+    branch_free: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number("mu", self.mu, 0)

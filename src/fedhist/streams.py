@@ -1,8 +1,7 @@
 """Independent random streams from one seed, addressable at any point.
 
 Philox is counter-based: the numbers for (client, version) can be drawn without drawing those before
-them. That is why a method's batches do not depend on the methods beside it, and why resuming needs no
-saved generator.
+them. That is why a method's batches do not depend on the methods beside it.
 """
 
 from __future__ import annotations

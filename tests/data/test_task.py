@@ -76,6 +76,55 @@ def test_each_run_keeps_its_own_fixed_state(trainer: str) -> None:
     assert torch.equal(restored[0].weight, task.build(1)[0].weight)
 
 
+class Projected(nn.Module):
+    """Holds a random projection where no state dict shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = torch.randn(4, 4)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x @ self.projection)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+def test_runs_beside_each_other_share_nothing_they_should_not(trainer: str) -> None:
+    """Hidden fixed state, labels, test sets and modules that differ by seed."""
+    data = parts()
+    permuted = {0: data["y"], 1: 2 - data["y"]}
+
+    def hidden(seed: int) -> fh.Task:
+        return hidden_task
+
+    def labels(seed: int) -> fh.Task:
+        return fh.Task(**(data | {"y": permuted[seed], "y_test": permuted[seed]}))
+
+    def activation(seed: int) -> fh.Task:
+        kind = (nn.ReLU, nn.Tanh)[seed]
+        return fh.Task(**(data | {"model": lambda: nn.Sequential(nn.Linear(4, 8), kind(), nn.Linear(8, 3))}))
+
+    hidden_task = fh.Task(**(data | {"model": Projected}))
+    assert hidden_task.seed_matters and not activation(0).seed_matters
+    for task_of in (hidden, labels, activation):
+        together = fh.compare(["fedavg"], task_of, k=1, rounds=4, seeds=2, trainer=trainer)[1]
+        alone = fh.simulate("fedavg", task_of(1), k=1, rounds=4, seed=1, trainer=trainer)
+        assert together.loss == pytest.approx(alone.loss, rel=1e-6), task_of.__name__
+
+
+def test_threads_do_not_race_for_the_generator() -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3))
+        model[0].requires_grad_(False)
+        model[2].requires_grad_(False)
+        return model
+
+    task, before = fh.Task(**parts(model=build)), torch.get_rng_state()
+    runs = [fh.compare(["fedavg"], task, k=2, rounds=4, seeds=3, trainer="threaded") for _ in range(4)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(a.records == b.records for run in runs for a, b in zip(runs[0], run, strict=True))
+
+
 def test_frozen_parameters_do_not_travel() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     model[0].requires_grad_(False)

@@ -49,7 +49,8 @@ def test_slow_group_stretches_its_members() -> None:
         (lambda: fh.LogNormal(sigma=-1), "sigma must not be negative, got -1."),
         (lambda: fh.Exponential(scale=0), "scale must be positive, got 0."),
         (lambda: fh.Pareto(alpha=0), "alpha must be positive, got 0."),
-        (lambda: fh.Explicit([]), "times must name a time for each client."),
+        (lambda: fh.Explicit([]), "times must be a list with a time for each client."),
+        (lambda: fh.Explicit(3), "times must be a list with a time for each client."),  # type: ignore[arg-type]
         (lambda: fh.Explicit([1, -1]), r"times\[1\] must be positive, got -1."),
         (lambda: fh.Explicit(["a"]), r"times\[0\] must be a number, got 'a'."),  # type: ignore[list-item]
         (lambda: fh.Uniform(1, float("inf")), "high must be a number, got inf."),

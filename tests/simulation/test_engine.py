@@ -201,7 +201,7 @@ def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
         ({"local": {}}, "local must be a fedhist.LocalSGD, got {}."),
         ({"devices": "random"}, "devices must be an object such as"),
         ({"device": None}, "device must be 'auto', 'cpu' or 'cuda', got None."),
-        ({"seed": 1.5}, "seeds must be a whole number, got 1.5."),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5."),
         ({"objective": "moon"}, "objective must be an object such as fedhist.Proximal"),
         ({"trainer": None}, "unknown trainer None"),
         ({"rounds": 0}, "rounds must be at least 1, got 0."),

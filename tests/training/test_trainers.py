@@ -99,6 +99,13 @@ def test_convolution_as_a_matrix_product_agrees(image_task: fh.Task) -> None:
     torch.testing.assert_close(product, uploads("reference", work), rtol=1e-4, atol=1e-6)
 
 
+def test_a_convolution_called_by_keyword() -> None:
+    x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    with ConvAsMatmul():
+        product = nn.functional.conv2d(input=x, weight=w)
+    torch.testing.assert_close(product, nn.functional.conv2d(x, w), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"stride": 2}, {"padding": 1}, {"stride": (2, 1), "padding": (0, 2)}, {"groups": 2}, {"padding": "same"}],

@@ -272,6 +272,12 @@ def _load(name: str, folders: tuple[Path, ...]) -> tuple[Tensor, Tensor, Tensor,
     return (x - mean) / std, y, (x_test - mean) / std, y_test
 
 
+@lru_cache
+def _lenet(channels: int, size: int, classes: int) -> Callable[[], nn.Module]:
+    """Return one function per shape, so that tasks of several seeds are seen to have the same model."""
+    return lambda: LeNet(channels, size, classes)
+
+
 def load_task(
     name: str,
     clients: int = 100,
@@ -323,7 +329,7 @@ def load_task(
         parts = partition.exclusive(parts, y, rare_class, rare_clients, seed)
     channels, size, classes = x.shape[1], x.shape[-1], int(y.max()) + 1
     return Task(
-        model=model if model is not None else lambda: LeNet(channels, size, classes),
+        model=model if model is not None else _lenet(channels, size, classes),
         x=x,
         y=y,
         clients=parts,

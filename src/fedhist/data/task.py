@@ -79,7 +79,7 @@ class Task:
             f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {labels - 1}.",
         )
         self.is_random = _is_random(probe, self)
-        self.has_fixed_state = len(probe.state_dict()) > len(self.layout.shapes)
+        self.seed_matters = not isinstance(model, nn.Module) and self._differs_by_seed(probe)
 
     @property
     def num_clients(self) -> int:
@@ -105,6 +105,21 @@ class Task:
         require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
         # A function that hands out the same module every time must not tie runs and threads together.
         return copy.deepcopy(module)
+
+    def _differs_by_seed(self, probe: nn.Module) -> bool:
+        """Whether modules built for two seeds differ in more than their trainable parameters.
+
+        Frozen layers, buffers and plain attributes may; what shows is what the modules compute.
+        """
+        other = self.build(seed=1)
+        self.layout.load(other, self.layout.flatten(probe))
+        with torch.no_grad():
+            return not torch.equal(probe.eval()(self.x[:2]), other.eval()(self.x[:2]))
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        """The identity of the tensors: tasks of several seeds often differ in nothing but the split."""
+        return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return `x, y, x_test, y_test` on a device, copied there once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from fedhist.training.batched import ConvAsMatmul, descend, evaluate, padded
 from fedhist.training.net import ModuleNet
 
 BLOCK = 64
-"""Rounds whose batches are drawn and sent to the device at a time."""
+"""Rounds whose batches are drawn and sent to the device at a time, at most."""
+TABLE = 1 << 24
+"""Indices in such a table, at most."""
 WARM_UP = 3
 """Rounds before capture: libraries allocate their workspaces in the first ones."""
 
@@ -36,7 +38,9 @@ class BatchedRounds:
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture_wanted = device.type == "cuda" and all(run.strategy.capturable() for run in runs)
+        self._capture_wanted = device.type == "cuda" and all(
+            run.strategy.capturable() and vars(type(run.method.objective)).get("branch_free", False) for run in runs
+        )
         self._streams = [torch.cuda.Stream(device) for _ in runs[:8]] if self._capture_wanted else []  # type: ignore[no-untyped-call]
 
         # Where each round's version is stored, and where its uploads' versions lie; -1 is the spare slot.
@@ -52,31 +56,34 @@ class BatchedRounds:
         self._nets: dict[tuple[object, ...], ModuleNet] = {}
         self._groups: dict[tuple[object, ...], list[int]] = {}
         for i, run in enumerate(runs):
-            key = (*self._data_key(run), run.method.objective)
+            objective = run.method.objective
+            key = (*self._net_key(run), objective if isinstance(objective, Hashable) else id(objective))
             self._groups.setdefault(key, []).append(i)
 
         # Batches depend on the seed and its task, not on the method.
-        largest = max(int(run.task.sizes.max()) for run in runs)
-        self._shape = (max(local.steps_for(largest), 1), min(local.batch_size, largest))
+        largest = max(int(run.sizes.max()) for run in runs)
+        self._shape = local.steps_for(largest), min(local.batch_size, largest)
+        self._block = max(1, min(BLOCK, TABLE // (self._k * self._shape[0] * self._shape[1])))
         self._sources: dict[tuple[Task, int], tuple[Tensor, Tensor]] = {}
         for run in runs:
-            shape = (BLOCK, self._k, *self._shape)
+            shape = (self._block, self._k, *self._shape)
             if (run.task, run.seed) not in self._sources:
                 index = torch.zeros(shape, dtype=torch.int64, device=device)
                 self._sources[run.task, run.seed] = index, torch.zeros(shape, dtype=run.model.dtype, device=device)
 
-    def _data_key(self, run: Run) -> tuple[object, ...]:
-        return id(run.task.x), id(run.task.x_test), run.seed if run.task.has_fixed_state else 0
+    def _net_key(self, run: Run) -> tuple[object, ...]:
+        """Like :func:`fedhist.training.net.net_key`, but shared by tasks that differ in their split alone."""
+        return *run.task.data, id(run.task.model), run.seed if run.task.seed_matters else 0
 
     def _net(self, run: Run) -> ModuleNet:
-        key = self._data_key(run)
+        key = self._net_key(run)
         if key not in self._nets:
             self._nets[key] = ModuleNet(run.task.build(run.seed).to(self.device), run.task.layout)
         return self._nets[key]
 
     def step(self, round_: int) -> None:
         """Take all runs through one round."""
-        if (round_ - 1) % BLOCK == 0:
+        if (round_ - 1) % self._block == 0:
             self._draw(round_)
         if self._graph is not None:
             self._graph.replay()
@@ -102,7 +109,7 @@ class BatchedRounds:
         self._place.zero_()
         for run in {(run.task, run.seed): run for run in self.runs}.values():
             stream, schedule = Stream(run.seed, "batches"), run.schedule
-            rows = slice(round_ - 1, min(round_ - 1 + BLOCK, self._rounds))
+            rows = slice(round_ - 1, min(round_ - 1 + self._block, self._rounds))
             arriving = zip(
                 schedule.clients[rows].ravel().tolist(), schedule.versions[rows].ravel().tolist(), strict=True
             )
@@ -185,7 +192,7 @@ class BatchedRounds:
         """Evaluate all runs' models, those on the same data at once."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for i, run in enumerate(self.runs):
-            groups.setdefault(self._data_key(run), []).append(i)
+            groups.setdefault(self._net_key(run), []).append(i)
         results: dict[int, Evaluation] = {}
         for members in groups.values():
             first = self.runs[members[0]]

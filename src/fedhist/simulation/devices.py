@@ -134,7 +134,10 @@ class Explicit:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        require(len(self.times) > 0, "times must name a time for each client.")
+        require(
+            isinstance(self.times, Sequence) and len(self.times) > 0,
+            "times must be a list with a time for each client.",
+        )
         for client, time in enumerate(self.times):
             positive(f"times[{client}]", time)
         number("jitter", self.jitter, 0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, positive, require, unknown, whole
@@ -95,7 +96,7 @@ def simulate(
         task,
         k=k,
         rounds=rounds,
-        seeds=[seed],
+        seeds=[whole("seed", seed)],
         local=local,
         devices=devices,
         server_lr=server_lr,
@@ -148,24 +149,43 @@ def compare(
     require(len(which) > 0, "seeds must name at least one seed.")
     require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
     eval_every, server_lr = whole("eval_every", eval_every, 1), positive("server_lr", server_lr)
-    local, devices, device = LocalSGD() if local is None else local, devices or LogNormal(), _device(device)
+    local, devices = LocalSGD() if local is None else local, LogNormal() if devices is None else devices
+    device = _device(device)
+    require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
     require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
 
     by_seed = []
     for seed in which:
-        own = task(seed) if callable(task) else task
-        require(isinstance(own, Task), f"task must be a fedhist.Task or a function from a seed to one, got {own!r}.")
+        own = task if isinstance(task, (Task, nn.Module)) or not callable(task) else task(seed)
+        if not isinstance(own, Task):
+            kind = type(own).__name__
+            raise InvalidInput(f"task must be a fedhist.Task or a function from a seed to one, got {kind}.")
         schedule = make_schedule(own.num_clients, k, rounds, devices, seed, concurrency)
         by_seed.append((seed, own, schedule, plan_versions(schedule)))
     shapes = [own.layout.shapes for _, own, _, _ in by_seed]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
     runs = [Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
-    # cuDNN may neither choose kernels by timing them nor round to TF32: one seed, one result.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+    with _exactly(device):
         stepper = _rounds_of(trainer, runs, local, device)
         with contextlib.closing(stepper):
             _advance(runs, stepper, rounds, eval_every, local.lr, on_round)
     return Comparison([run.history for run in runs])
+
+
+@contextlib.contextmanager
+def _exactly(device: torch.device) -> Iterator[None]:
+    """Keep libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+        ):
+            yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def _distinct(methods: list[Method]) -> list[Method]:
@@ -188,6 +208,10 @@ def _device(device: str | torch.device) -> torch.device:
         chosen.type == "cpu" or torch.cuda.is_available(),
         f"device={device!r} was asked for, but this machine's PyTorch sees no GPU.",
     )
+    require(
+        chosen.index is None or chosen.type == "cpu" or chosen.index < torch.cuda.device_count(),
+        f"device={device!r} is not there; this machine has {torch.cuda.device_count()} GPUs.",
+    )
     return chosen
 
 
@@ -205,7 +229,8 @@ def _rounds_of(name: str, runs: Sequence[Run], local: LocalSGD, device: torch.de
     if name == "threaded" or (name == "auto" and device.type == "cpu" and not task.is_random):
         return QueuedRounds(runs, local, ThreadedTrainer(task))
     if name == "batched" or (name == "auto" and not task.is_random):
-        reason = why_not_batched(task, device)
+        distinct = {repr(run.method.objective): run.method.objective for run in runs}.values()
+        reason = next(filter(None, (why_not_batched(task, objective, device) for objective in distinct)), None)
         if reason is None:
             return BatchedRounds(runs, local, device)
         require(name == "auto", f"trainer='batched' cannot batch this model, use 'reference': {reason}")

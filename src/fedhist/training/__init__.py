@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedhist.data.task import Task
-from fedhist.objectives import CrossEntropy
-from fedhist.training.batched import descend
+from fedhist.objectives import Objective
+from fedhist.training.batched import ConvAsMatmul, descend
 from fedhist.training.job import Candidate, Evaluation, Job, Trainer
 from fedhist.training.local import LocalSGD
 from fedhist.training.net import ModuleNet
@@ -28,7 +28,7 @@ __all__ = [
 TRAINERS = ("auto", "reference", "threaded", "batched")
 
 
-def why_not_batched(task: Task, device: torch.device) -> str | None:
+def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:
     """Train two clients at once for one step; return what torch.func says against it, or None."""
     net = ModuleNet(task.build(seed=0).to(device), task.layout)
     x, y, _, _ = task.on(device)
@@ -36,7 +36,8 @@ def why_not_batched(task: Task, device: torch.device) -> str | None:
     index = torch.zeros((2, 1, 2), dtype=torch.int64, device=device)
     batches = index, torch.full(index.shape, 0.5, dtype=received.dtype, device=device)
     try:
-        descend(net, LocalSGD(), CrossEntropy(), received, received, received[:, 0], batches, (x, y))
-    except RuntimeError as error:
+        with ConvAsMatmul():
+            descend(net, LocalSGD(), objective, received, received, received[:, 0], batches, (x, y))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0]
     return None

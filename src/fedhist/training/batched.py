@@ -19,7 +19,7 @@ from fedhist.training.job import Evaluation
 from fedhist.training.local import LocalSGD
 from fedhist.training.net import ModuleNet
 
-TEST_BATCH = 1000
+TEST_PIECE = 1000
 
 
 class ConvAsMatmul(TorchFunctionMode):
@@ -39,7 +39,7 @@ class ConvAsMatmul(TorchFunctionMode):
 
     @staticmethod
     def _product(
-        x: Tensor,
+        input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
         stride: Any = 1,
@@ -47,6 +47,7 @@ class ConvAsMatmul(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor | None:
+        x = input
         (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
         if groups != 1 or (dh, dw) != (1, 1) or x.ndim != 4 or isinstance(padding, str):
             return None
@@ -142,9 +143,9 @@ def evaluate(task: Task, net: ModuleNet, models: Tensor) -> list[Evaluation]:
     correct = torch.zeros(runs, classes, dtype=torch.int64, device=models.device)
     predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
     with torch.no_grad():
-        for at in range(0, len(x), TEST_BATCH):
-            labels = y[at : at + TEST_BATCH]
-            logits = predict(models, x[at : at + TEST_BATCH])  # (runs, examples, classes)
+        for at in range(0, len(x), TEST_PIECE):
+            labels = y[at : at + TEST_PIECE]
+            logits = predict(models, x[at : at + TEST_PIECE])  # (runs, examples, classes)
             each = F.cross_entropy(logits.transpose(1, 2), labels.expand(runs, -1), reduction="none")
             loss += each.double().sum(dim=1)
             hits = (logits.argmax(dim=2) == labels).long()

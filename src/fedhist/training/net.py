@@ -14,8 +14,8 @@ from fedhist.parameters import Layout, Parameters
 
 
 def net_key(task: Task, seed: int) -> tuple[Task, int]:
-    """Return what a module can be shared by: runs of one task, unless frozen state depends on the seed."""
-    return task, seed if task.has_fixed_state else 0
+    """Return what a module can be shared by: runs of one task, unless more than parameters depends on the seed."""
+    return task, seed if task.seed_matters else 0
 
 
 class ModuleNet:

@@ -6,6 +6,7 @@ torch thread per core, each taking the next client, without an optimizer object 
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch
+from fedhist.parameters import Layout
 from fedhist.training.job import Candidate, Evaluation, Job
 from fedhist.training.net import ModuleNet, net_key
 from fedhist.training.reference import TEST_BATCH, count_correct, summed
@@ -62,11 +64,11 @@ def _takes_channels_last(task: Task) -> bool:
 class _Worker:
     """One thread's own module, whose parameters are views of one flat vector."""
 
-    def __init__(self, task: Task, seed: int) -> None:
-        module = task.build(seed)
-        self.net = ModuleNet(module, task.layout)
-        self.flat = task.layout.flatten(module)
-        self.views = list(task.layout.unflatten(self.flat).values())
+    def __init__(self, template: nn.Module, layout: Layout) -> None:
+        module = copy.deepcopy(template)
+        self.net = ModuleNet(module, layout)
+        self.flat = layout.flatten(module)
+        self.views = list(layout.unflatten(self.flat).values())
         for parameter, view in zip(self.net.own.values(), self.views, strict=True):
             parameter.data = view
 
@@ -100,7 +102,8 @@ class ThreadedTrainer:
 
     def __init__(self, task: Task) -> None:
         self._channels_last = _takes_channels_last(task)
-        self._prepared: dict[int, _Data] = {}
+        self._prepared: dict[tuple[int, ...], _Data] = {}
+        self._templates: dict[tuple[Task, int], nn.Module] = {}
         self._local = threading.local()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -115,19 +118,22 @@ class ThreadedTrainer:
         workers: dict[tuple[Task, int], _Worker] = self._local.workers
         key = net_key(task, seed)
         if key not in workers:
-            workers[key] = _Worker(task, seed)
+            workers[key] = _Worker(self._templates[key], task.layout)
         return workers[key]
 
-    def _data(self, task: Task) -> _Data:
-        # Tasks of several seeds differ in their split but share the data.
-        if id(task.x) not in self._prepared:
-            self._prepared[id(task.x)] = _Data(task, self._channels_last)
-        return self._prepared[id(task.x)]
+    def _prepare(self, task: Task, seed: int) -> _Data:
+        """Make what the threads will need, in the caller's: building a model seeds torch's one generator."""
+        if (key := net_key(task, seed)) not in self._templates:
+            self._templates[key] = task.build(seed)
+        if task.data not in self._prepared:
+            self._prepared[task.data] = _Data(task, self._channels_last)
+        return self._prepared[task.data]
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
         return [
-            self._pool.submit(self._train, job, self._data(job.task), row) for job, row in zip(jobs, rows, strict=True)
+            self._pool.submit(self._train, job, self._prepare(job.task, job.seed), row)
+            for job, row in zip(jobs, rows, strict=True)
         ]
 
     def _train(self, job: Job, data: _Data, row: Tensor) -> None:
@@ -135,16 +141,15 @@ class ThreadedTrainer:
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
         """Evaluate all models, in pieces of the test set."""
-        pieces = [
-            self._pool.map(partial(self._evaluated, candidate), range(0, len(candidate.task.x_test), TEST_BATCH))
-            for candidate in models
-        ]
+        pieces = []
+        for candidate in models:
+            evaluated = partial(self._evaluated, candidate, self._prepare(candidate.task, candidate.seed))
+            pieces.append(self._pool.map(evaluated, range(0, len(candidate.task.x_test), TEST_BATCH)))
         return [summed(list(parts)) for parts in pieces]
 
-    def _evaluated(self, candidate: Candidate, at: int) -> tuple[float, Tensor, Tensor]:
+    def _evaluated(self, candidate: Candidate, data: _Data, at: int) -> tuple[float, Tensor, Tensor]:
         task, seed, model = candidate
-        part = slice(at, at + TEST_BATCH)
-        return self._worker(task, seed).evaluate(model, self._data(task), part, task.num_classes)
+        return self._worker(task, seed).evaluate(model, data, slice(at, at + TEST_BATCH), task.num_classes)
 
     def close(self) -> None:
         """End the threads and give torch its own back."""
