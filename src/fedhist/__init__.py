@@ -40,6 +40,7 @@ _HOME = {
     "Strategy": "strategies",
     "TWAFL": "strategies",
     "Task": "data",
+    "Trial": "simulation.trial",
     "Uniform": "simulation.devices",
     "WKAFL": "strategies",
     "compare": "simulation.engine",
@@ -51,6 +52,7 @@ _HOME = {
     "random_arrivals": "simulation.devices",
     "shards": "data",
     "simulate": "simulation.engine",
+    "simulate_many": "simulation.engine",
 }
 
 __all__ = [*_HOME]
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
         Uniform,
         random_arrivals,
     )
-    from fedhist.simulation.engine import compare, simulate
+    from fedhist.simulation.engine import compare, simulate, simulate_many
+    from fedhist.simulation.trial import Trial
     from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
     from fedhist.training import LocalSGD

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 import fedhist as fh
 from fedhist.objectives import Objective
 from fedhist.training import Candidate, Job, ReferenceTrainer, ThreadedTrainer
-from fedhist.training.batched import ConvAsMatmul, descend, evaluate, padded
+from fedhist.training.batched import descend, evaluate, padded
 from fedhist.training.net import ModuleNet
 
 CPU = torch.device("cpu")
@@ -49,7 +48,9 @@ def batched(work: list[Job]) -> Tensor:
     previous = torch.stack([job.received if job.previous is None else job.previous for job in work])
     known = torch.tensor([float(job.previous is not None) for job in work])
     net = ModuleNet(task.build(0), task.layout)
-    return descend(net, local, objective, received, previous, known, (index, weight.float()), (task.x, task.y))
+    return descend(
+        net, local, objective, local.lr, received, previous, known, (index, weight.float()), (task.x, task.y)
+    )
 
 
 def uploads(name: str, work: list[Job]) -> Tensor:
@@ -90,32 +91,6 @@ def test_agrees_on_lenet(fast: str) -> None:
         Job(task, fh.LocalSGD(), fh.CrossEntropy(), 0, i, 1, task.layout.flatten(task.build(i)), None) for i in range(3)
     ]
     torch.testing.assert_close(uploads(fast, work), uploads("reference", work), rtol=1e-3, atol=1e-6)
-
-
-def test_convolution_as_a_matrix_product_agrees(image_task: fh.Task) -> None:
-    work = jobs(image_task, fh.LocalSGD(steps=2, batch_size=3), fh.CrossEntropy())
-    with ConvAsMatmul():
-        product = uploads("batched", work)
-    torch.testing.assert_close(product, uploads("reference", work), rtol=1e-4, atol=1e-6)
-
-
-def test_a_convolution_called_by_keyword() -> None:
-    x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
-    with ConvAsMatmul():
-        product = nn.functional.conv2d(input=x, weight=w)
-    torch.testing.assert_close(product, nn.functional.conv2d(x, w), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"stride": 2}, {"padding": 1}, {"stride": (2, 1), "padding": (0, 2)}, {"groups": 2}, {"padding": "same"}],
-    ids=str,
-)
-def test_every_kind_of_convolution(options: dict[str, Any]) -> None:
-    layer, x = nn.Conv2d(4, 6, (3, 5), **options), torch.randn(5, 4, 8, 9)
-    with ConvAsMatmul():
-        product = layer(x)
-    torch.testing.assert_close(product, layer(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fast", FAST)

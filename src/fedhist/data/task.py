@@ -121,6 +121,11 @@ class Task:
         """The identity of the tensors: tasks of several seeds often differ in nothing but the split."""
         return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the training and test data."""
+        return sum(t.numel() * t.element_size() for t in (self.x, self.y, self.x_test, self.y_test))
+
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return `x, y, x_test, y_test` on a device, copied there once."""
         if device not in self._copies:

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
-from fedhist.data.task import Task
 from fedhist.simulation.run import Run
 from fedhist.streams import Stream
-from fedhist.training import Evaluation, LocalSGD
-from fedhist.training.batched import ConvAsMatmul, descend, evaluate, padded
+from fedhist.training import Evaluation
+from fedhist.training.batched import descend, evaluate, fast_kernels, padded
 from fedhist.training.net import ModuleNet
+
+T = TypeVar("T")
 
 BLOCK = 64
 """Rounds whose batches are drawn and sent to the device at a time, at most."""
@@ -27,76 +33,190 @@ TABLE = 1 << 24
 """Indices in such a table, at most."""
 WARM_UP = 3
 """Rounds before capture: libraries allocate their workspaces in the first ones."""
+STREAMS = 8
+"""Pieces of a round that a captured graph may run at the same time."""
+
+
+class _Source:
+    """Where the batches of one seed's clients come from: the same for all methods."""
+
+    def __init__(self, run: Run) -> None:
+        self.task, self.schedule, self.local = run.task, run.schedule, run.local
+        self._stream = Stream(run.seed, "batches")
+        self._plans: tuple[slice, list[list[NDArray[np.int64]]]] = slice(0), []
+
+    def plans(self, rows: slice) -> list[list[NDArray[np.int64]]]:
+        """Return the batches of all uploads of some rounds; groups that ask for the same get the same."""
+        if rows != self._plans[0]:
+            clients, versions = (
+                table[rows].ravel().tolist() for table in (self.schedule.clients, self.schedule.versions)
+            )
+            draw = (
+                self.local.batches(self.task.client(c), self._stream.at(c, v))
+                for c, v in zip(clients, versions, strict=True)
+            )
+            self._plans = rows, list(draw)
+        return self._plans[1]
+
+
+class _Group:
+    """Runs whose clients are trained as one batch: same data, same module, same objective, same local work.
+
+    They may differ in everything else: method, seed, split, N, K and learning rate.
+    """
+
+    def __init__(self, runs: Sequence[Run], net: ModuleNet, known: dict[object, _Source], device: torch.device) -> None:
+        self.runs, self.net, self.device = runs, net, device
+        first = runs[0]
+        self.local, self.objective = first.local, first.method.objective
+        self.ks = [run.schedule.k for run in runs]
+        rates = torch.tensor([run.local.lr for run in runs], dtype=first.model.dtype, device=device)
+        same = len({run.local.lr for run in runs}) == 1
+        self.lr = first.local.lr if same else rates.repeat_interleave(torch.tensor(self.ks, device=device))[:, None]
+
+        # All runs' models and versions lie in one tensor each, so that a round moves them with one kernel.
+        self.models = torch.stack([run.model for run in runs])
+        for run, model in zip(runs, self.models, strict=True):
+            run.model = model
+        slots = [run.plan.num_slots + 1 for run in runs]  # one more, for versions that nobody will upload from
+        starts = np.cumsum([0, *slots])
+        self.versions = first.model.new_empty((int(starts[-1]), first.model.numel()))
+        store, fetch = [], []
+        for run, count, start in zip(runs, slots, starts, strict=False):
+            store.append(run.plan.slots[1:-1] % count + start)
+            fetch.append(run.plan.slots[run.schedule.versions] + start)
+        self._store = torch.tensor(np.stack(store, axis=1), device=device)
+        self._fetch = torch.tensor(np.concatenate(fetch, axis=1), device=device)
+
+        if self.objective.uses_previous:
+            starts = np.cumsum([0, *(run.task.num_clients for run in runs)])
+            owners = [run.schedule.clients + start for run, start in zip(runs, starts, strict=False)]
+            self._owners = torch.tensor(np.concatenate(owners, axis=1), device=device)
+            self._previous = first.model.new_zeros((int(starts[-1]), first.model.numel()))
+            self._known = first.model.new_zeros(int(starts[-1]))
+
+        self.sources: list[_Source] = []
+        columns: list[int] = []
+        starts_of: dict[_Source, int] = {}
+        for run in runs:
+            key = run.task, run.seed, id(run.schedule), replace(run.local, lr=1.0)
+            source = known.setdefault(key, _Source(run))
+            if source not in starts_of:
+                starts_of[source] = sum(each.schedule.k for each in self.sources)
+                self.sources.append(source)
+            columns += range(starts_of[source], starts_of[source] + run.schedule.k)
+        self._columns = torch.tensor(columns, device=device)
+        largest = max(int(run.task.sizes[run.schedule.clients].max()) for run in runs)
+        self._shape = self.local.steps_for(largest), min(self.local.batch_size, largest)
+        self._width = sum(source.schedule.k for source in self.sources)
+        self.block = max(1, min(BLOCK, TABLE // (self._width * self._shape[0] * self._shape[1])))
+
+    def allocate(self, block: int) -> None:
+        """Make room for the batches of so many rounds."""
+        shape = (block, self._width, *self._shape)
+        self._index = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._weight = self.models.new_zeros(shape)
+
+    def draw(self, rows: slice) -> None:
+        """Draw the batches of some rounds and put them where the rounds look for them."""
+        start = 0
+        for source in self.sources:
+            k = source.schedule.k
+            index, weight = padded(source.plans(rows), *self._shape)
+            count = len(index) // k
+            for table, values in ((self._index, index), (self._weight, weight)):
+                table[:count, start : start + k].copy_(values.view(count, k, *self._shape))
+            start += k
+
+    def uploads(self, done: Tensor, place: Tensor) -> tuple[Tensor, ...]:
+        """Store the versions that open this round and return its uploads, ``(K, P)`` for each run."""
+        self.versions.index_copy_(0, self._store.index_select(0, done)[0], self.models)
+        received = self.versions.index_select(0, self._fetch.index_select(0, done)[0])
+        index, weight = (
+            table.index_select(0, place)[0].index_select(0, self._columns) for table in (self._index, self._weight)
+        )
+        previous, known = received, received.new_zeros(len(received))
+        if self.objective.uses_previous:
+            owners = self._owners.index_select(0, done)[0]
+            known = self._known.index_select(0, owners)
+            previous = torch.where(known[:, None] > 0, self._previous.index_select(0, owners), received)
+        x, y, _, _ = self.runs[0].task.on(self.device)
+        with fast_kernels(self.device):
+            uploads = descend(
+                self.net, self.local, self.objective, self.lr, received, previous, known, (index, weight), (x, y)
+            )
+        if self.objective.uses_previous:
+            self._previous.index_copy_(0, owners, received - uploads)
+            self._known.index_fill_(0, owners, 1)
+        return torch.split(uploads, self.ks)
+
+    def evaluate(self) -> list[Evaluation]:
+        with fast_kernels(self.device):
+            return evaluate(self.runs[0].task, self.net, self.models)
 
 
 class BatchedRounds:
     """Takes runs through their rounds, all clients of all runs at once."""
 
-    def __init__(self, runs: Sequence[Run], local: LocalSGD, device: torch.device) -> None:
-        self.runs, self.local, self.device = runs, local, device
-        self._rounds, self._k = runs[0].schedule.rounds, runs[0].schedule.k
-        self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        self.runs, self.device = runs, device
+        self._rounds, self._drawn = runs[0].schedule.rounds, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._capture_wanted = device.type == "cuda" and all(
             run.strategy.capturable() and vars(type(run.method.objective)).get("branch_free", False) for run in runs
         )
-        self._streams = [torch.cuda.Stream(device) for _ in runs[:8]] if self._capture_wanted else []  # type: ignore[no-untyped-call]
+        with self._on_device():
+            self._streams = [torch.cuda.Stream() for _ in range(STREAMS)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
+        self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
 
-        # Where each round's version is stored, and where its uploads' versions lie; -1 is the spare slot.
-        self._store = [torch.tensor(run.plan.slots[1:], device=device) % len(run.versions) for run in runs]
-        self._fetch = [torch.tensor(run.plan.slots[run.schedule.versions], device=device) for run in runs]
-        self._previous: dict[int, tuple[Tensor, Tensor]] = {}
+        nets: dict[tuple[object, ...], ModuleNet] = {}
+        members: dict[tuple[tuple[object, ...], object, object], list[int]] = {}
         for i, run in enumerate(runs):
-            if run.method.objective.uses_previous:
-                models = torch.zeros((run.task.num_clients, run.model.numel()), dtype=run.model.dtype, device=device)
-                self._previous[i] = models, torch.zeros(run.task.num_clients, dtype=run.model.dtype, device=device)
+            task, objective = run.task, run.method.objective
+            same = *task.data, id(task.model), run.seed if task.seed_matters else 0
+            if same not in nets:
+                nets[same] = ModuleNet(task.build(run.seed).to(device), task.layout)
+            work = replace(run.local, lr=1.0), objective if isinstance(objective, Hashable) else id(objective)
+            members.setdefault((same, *work), []).append(i)
+        self._members = list(members.values())
+        sources: dict[object, _Source] = {}
+        self._groups = [_Group([runs[i] for i in each], nets[key[0]], sources, device) for key, each in members.items()]
+        self._block = min(group.block for group in self._groups)
+        for group in self._groups:
+            group.allocate(self._block)
 
-        # Runs that can share a batch of models: same data, same module, same objective.
-        self._nets: dict[tuple[object, ...], ModuleNet] = {}
-        self._groups: dict[tuple[object, ...], list[int]] = {}
-        for i, run in enumerate(runs):
-            objective = run.method.objective
-            key = (*self._net_key(run), objective if isinstance(objective, Hashable) else id(objective))
-            self._groups.setdefault(key, []).append(i)
+        # What the servers see of a round besides the uploads: one row per round, all runs beside each other.
+        facts = [(run.schedule.staleness, run.schedule.clients, run.task.sizes[run.schedule.clients]) for run in runs]
+        self._facts = torch.tensor(
+            np.stack([np.concatenate(each, axis=1) for each in zip(*facts, strict=True)], axis=1)
+        )
+        self._facts = self._facts.to(device)
+        self._ks = [run.schedule.k for run in runs]
+        self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
+        self._recorded = 0
 
-        # Batches depend on the seed and its task, not on the method.
-        largest = max(int(run.sizes.max()) for run in runs)
-        self._shape = local.steps_for(largest), min(local.batch_size, largest)
-        self._block = max(1, min(BLOCK, TABLE // (self._k * self._shape[0] * self._shape[1])))
-        self._sources: dict[tuple[Task, int], tuple[Tensor, Tensor]] = {}
-        for run in runs:
-            shape = (self._block, self._k, *self._shape)
-            if (run.task, run.seed) not in self._sources:
-                index = torch.zeros(shape, dtype=torch.int64, device=device)
-                self._sources[run.task, run.seed] = index, torch.zeros(shape, dtype=run.model.dtype, device=device)
-
-    def _net_key(self, run: Run) -> tuple[object, ...]:
-        """Like :func:`fedhist.training.net.net_key`, but shared by tasks that differ in their split alone."""
-        return *run.task.data, id(run.task.model), run.seed if run.task.seed_matters else 0
-
-    def _net(self, run: Run) -> ModuleNet:
-        key = self._net_key(run)
-        if key not in self._nets:
-            self._nets[key] = ModuleNet(run.task.build(run.seed).to(self.device), run.task.layout)
-        return self._nets[key]
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def step(self, round_: int) -> None:
         """Take all runs through one round."""
-        if (round_ - 1) % self._block == 0:
-            self._draw(round_)
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        with torch.no_grad():
+        with self._on_device(), torch.no_grad():
+            if (round_ - 1) % self._block == 0:
+                self._place.zero_()
+                for group in self._groups:
+                    group.draw(slice(round_ - 1, min(round_ - 1 + self._block, self._rounds)))
+            if self._graph is not None:
+                self._graph.replay()
+                return
             self._round()
-        if self._capture_wanted and round_ == WARM_UP and self._rounds > WARM_UP:
-            self._capture()
+            if self._capture_wanted and round_ == WARM_UP and self._rounds > WARM_UP:
+                self._capture()
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.no_grad(), torch.cuda.graph(graph):
+            with torch.cuda.graph(graph):
                 self._round()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
@@ -104,100 +224,58 @@ class BatchedRounds:
             return
         self._graph = graph
 
-    def _draw(self, round_: int) -> None:
-        """Draw the batches of the next rounds and put them where the rounds look for them."""
-        self._place.zero_()
-        for run in {(run.task, run.seed): run for run in self.runs}.values():
-            stream, schedule = Stream(run.seed, "batches"), run.schedule
-            rows = slice(round_ - 1, min(round_ - 1 + self._block, self._rounds))
-            arriving = zip(
-                schedule.clients[rows].ravel().tolist(), schedule.versions[rows].ravel().tolist(), strict=True
-            )
-            plans = [self.local.batches(run.task.client(c), stream.at(c, v)) for c, v in arriving]
-            count = len(plans) // self._k
-            for table, values in zip(self._sources[run.task, run.seed], padded(plans, *self._shape), strict=True):
-                table[:count].copy_(values.view(count, self._k, *self._shape))
-
     def _round(self) -> None:
         """One round of all runs, without a look at any value."""
-        deltas: list[Tensor] = [self._done] * len(self.runs)
-        for members in self._groups.values():
-            received = torch.stack([self._received(i) for i in members])
-            for i, upload in zip(members, self._trained(members, received), strict=True):
-                deltas[i] = upload
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        main = torch.cuda.current_stream() if capturing else None
-        for i in range(len(self.runs)):
-            # The runs' servers do not depend on each other, so the graph may run them side by side.
-            side = self._streams[i % len(self._streams)] if main else None
-            if side and main:
-                side.wait_stream(main)
-            with torch.cuda.stream(side) if side else contextlib.nullcontext():
-                self._close(i, deltas[i])
-        if main:
-            for side in self._streams:
-                main.wait_stream(side)
+        trained = self._side_by_side([partial(group.uploads, self._done, self._place) for group in self._groups])
+        deltas = {
+            i: upload
+            for members, uploads in zip(self._members, trained, strict=True)
+            for i, upload in zip(members, uploads, strict=True)
+        }
+        facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
+        weights = self._side_by_side([partial(self._close, i, deltas[i], facts[i]) for i in range(len(self.runs))])
+        self._weights.index_copy_(0, self._done, torch.cat(weights)[None].to(self._weights.dtype))
         self._done += 1
         self._place += 1
 
-    def _now(self, table: Tensor) -> Tensor:
-        """Return a table's row for this round."""
-        return table.index_select(0, self._done)[0]
+    def _side_by_side(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Do what does not depend on each other; a captured graph may run it at the same time.
 
-    def _received(self, i: int) -> Tensor:
-        """Store the version that opens this round and return the ones its uploads build on, ``(K, P)``."""
+        Each piece of work allocates what it needs on the stream it runs on, so that no memory is used
+        again by another before it is done.
+        """
+        if not (self._streams and torch.cuda.is_current_stream_capturing()):
+            return [work() for work in works]
+        main, results = torch.cuda.current_stream(), []
+        for n, work in enumerate(works):
+            side = self._streams[n % STREAMS]
+            if n < STREAMS:
+                side.wait_stream(main)
+            with torch.cuda.stream(side):
+                results.append(work())
+        for side in self._streams[: len(works)]:
+            main.wait_stream(side)
+        return results
+
+    def _close(self, i: int, deltas: Tensor, facts: Tensor) -> Tensor:
+        """Let one run's server aggregate; return the weights it gave."""
         run = self.runs[i]
-        run.versions.index_copy_(0, self._now(self._store[i][:, None]), run.model[None])
-        return run.versions.index_select(0, self._now(self._fetch[i]))
-
-    def _trained(self, members: Sequence[int], received: Tensor) -> Tensor:
-        """Return the uploads of some runs, ``(runs, K, P)``."""
-        first = self.runs[members[0]]
-        flat = received.flatten(0, 1)
-        tables = zip(*(self._sources[self.runs[i].task, self.runs[i].seed] for i in members), strict=True)
-        index, weight = (torch.cat([t.index_select(0, self._place)[0] for t in column]) for column in tables)
-        previous, has_previous = flat, flat.new_zeros(len(flat))
-        if first.method.objective.uses_previous:
-            kept = [(*self._previous[i], self._now(self.runs[i].clients)) for i in members]
-            has_previous = torch.cat([known.index_select(0, clients) for _, known, clients in kept])
-            own = torch.cat([models.index_select(0, clients) for models, _, clients in kept])
-            previous = torch.where(has_previous[:, None] > 0, own, flat)
-        x, y, _, _ = first.task.on(self.device)
-        with ConvAsMatmul() if self.device.type == "cuda" else contextlib.nullcontext():
-            uploads = descend(
-                self._net(first),
-                self.local,
-                first.method.objective,
-                flat,
-                previous,
-                has_previous,
-                (index, weight),
-                (x, y),
-            )
-        uploads = uploads.view(received.shape)
-        if first.method.objective.uses_previous:
-            for (models, known, clients), sent, upload in zip(kept, received, uploads, strict=True):
-                models.index_copy_(0, clients, sent - upload)
-                known.index_fill_(0, clients, 1)
-        return uploads
-
-    def _close(self, i: int, deltas: Tensor) -> None:
-        run = self.runs[i]
-        staleness, clients, sizes = (self._now(table) for table in (run.staleness, run.clients, run.sizes))
+        staleness, clients, sizes = facts
         run.aggregate(Arrivals(deltas, staleness, clients, sizes, validate=False))
-        if run.strategy.last_weights is not None:
-            run.weights.index_copy_(0, self._done, run.strategy.last_weights[None].to(run.weights.dtype))
+        weights = run.strategy.last_weights
+        return deltas.new_full((len(deltas),), torch.nan) if weights is None else weights
 
     def evaluate(self) -> list[Evaluation]:
-        """Evaluate all runs' models, those on the same data at once."""
-        groups: dict[tuple[object, ...], list[int]] = {}
-        for i, run in enumerate(self.runs):
-            groups.setdefault(self._net_key(run), []).append(i)
-        results: dict[int, Evaluation] = {}
-        for members in groups.values():
-            first = self.runs[members[0]]
-            models = torch.stack([self.runs[i].model for i in members])
-            results |= zip(members, evaluate(first.task, self._net(first), models), strict=True)
+        """Evaluate all runs' models, those of a group at once, and bring the weights given since home."""
+        with self._on_device():
+            since = slice(self._recorded, int(self._done))
+            given = torch.split(self._weights[since].cpu(), self._ks, dim=1)
+            for run, weights in zip(self.runs, given, strict=True):
+                run.history.weights[since] = weights.numpy()
+            self._recorded = since.stop
+            results: dict[int, Evaluation] = {}
+            for members, group in zip(self._members, self._groups, strict=True):
+                results |= zip(members, group.evaluate(), strict=True)
         return [results[i] for i in range(len(self.runs))]
 
     def close(self) -> None:

@@ -12,20 +12,24 @@ import torch
 from torch import nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, positive, require, unknown, whole
+from fedhist.errors import InvalidInput, choice, require, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.simulation.batched import BatchedRounds
-from fedhist.simulation.clock import make_schedule, plan_versions
+from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions
 from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.simulation.memory import available, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
+from fedhist.simulation.trial import Trial
 from fedhist.strategies import Strategy
 from fedhist.training import TRAINERS, Evaluation, LocalSGD, ReferenceTrainer, ThreadedTrainer, why_not_batched
 
 OnRound = Callable[[int, Sequence[History]], None]
-"""Called after every round with its number and the histories so far, one per run."""
+"""Called after every round with its number and the histories, so far, of the runs that take it together."""
+
+ENGINES = ("local", "ray")
 
 
 class Rounds(Protocol):
@@ -60,52 +64,22 @@ def simulate(
 ) -> History:
     """Run one method through a K-async simulation.
 
-    Parameters
-    ----------
-    strategy
-        A strategy, or a method's name such as "fedhist" or "moon". The object is copied, not changed.
-    task
-        Model, data and clients.
-    k
-        Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).
-    rounds
-        Rounds to run.
-    local
-        The clients' work; ``LocalSGD()`` by default.
-    devices
-        How long clients take; ``LogNormal()`` by default.
-    seed
-        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
-    objective
-        What clients minimise, if not what the method says.
-    server_lr
-        `η` in Eq. 4.
-    concurrency
-        Clients at work at a time; all by default.
-    eval_every
-        Rounds between evaluations; the last round is always evaluated.
-    device
-        "auto", "cpu" or "cuda".
-    trainer
-        "auto", or one of "reference", "threaded" and "batched".
-    on_round
-        Called after every round with its number and a list with this run's history.
+    The parameters are those of :class:`Trial` and of :func:`simulate_many`.
     """
-    return compare(
-        [as_method(strategy, objective)],
+    trial = Trial(
+        strategy,
         task,
         k=k,
         rounds=rounds,
-        seeds=[whole("seed", seed)],
-        local=local,
-        devices=devices,
+        local=LocalSGD() if local is None else local,
+        devices=LogNormal() if devices is None else devices,
+        seed=seed,
+        objective=objective,
         server_lr=server_lr,
         concurrency=concurrency,
         eval_every=eval_every,
-        device=device,
-        trainer=trainer,
-        on_round=on_round,
-    )[0]
+    )
+    return simulate_many([trial], device=device, trainer=trainer, on_round=on_round)[0]
 
 
 def compare(
@@ -122,6 +96,7 @@ def compare(
     eval_every: int = 100,
     device: str | torch.device = "auto",
     trainer: str = "auto",
+    engine: str = "local",
     on_round: OnRound | None = None,
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
@@ -148,32 +123,111 @@ def compare(
     which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
     require(len(which) > 0, "seeds must name at least one seed.")
     require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
-    eval_every, server_lr = whole("eval_every", eval_every, 1), positive("server_lr", server_lr)
-    local, devices = LocalSGD() if local is None else local, LogNormal() if devices is None else devices
-    device = _device(device)
-    require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
-    require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
-
-    by_seed = []
+    tasks: dict[int, Task] = {}
     for seed in which:
         own = task if isinstance(task, (Task, nn.Module)) or not callable(task) else task(seed)
         if not isinstance(own, Task):
             kind = type(own).__name__
             raise InvalidInput(f"task must be a fedhist.Task or a function from a seed to one, got {kind}.")
-        schedule = make_schedule(own.num_clients, k, rounds, devices, seed, concurrency)
-        by_seed.append((seed, own, schedule, plan_versions(schedule)))
-    shapes = [own.layout.shapes for _, own, _, _ in by_seed]
+        tasks[seed] = own
+    shapes = [own.layout.shapes for own in tasks.values()]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
-    runs = [Run(method, *shared, server_lr, device) for method in chosen for shared in by_seed]
-    with _exactly(device):
-        stepper = _rounds_of(trainer, runs, local, device)
-        with contextlib.closing(stepper):
-            _advance(runs, stepper, rounds, eval_every, local.lr, on_round)
-    return Comparison([run.history for run in runs])
+    trials = [
+        Trial(
+            method,
+            own,
+            k=k,
+            rounds=rounds,
+            local=LocalSGD() if local is None else local,
+            devices=LogNormal() if devices is None else devices,
+            seed=seed,
+            server_lr=server_lr,
+            concurrency=concurrency,
+            eval_every=eval_every,
+        )
+        for method in chosen
+        for seed, own in tasks.items()
+    ]
+    return Comparison(simulate_many(trials, device=device, trainer=trainer, engine=engine, on_round=on_round))
+
+
+def simulate_many(
+    trials: Sequence[Trial],
+    *,
+    device: str | torch.device = "auto",
+    trainer: str = "auto",
+    engine: str = "local",
+    on_round: OnRound | None = None,
+) -> list[History]:
+    """Run many trials, those that can side by side, and return their histories in the same order.
+
+    Trials may differ in everything. Those with the same number of rounds between the same evaluations take
+    their rounds together; on a GPU, those that also share data, model, objective and local work (whatever
+    their methods, seeds, splits, N, K or learning rates) train all their clients as one batch. The others
+    follow one after the other, and so do those for which memory does not suffice.
+
+    Parameters
+    ----------
+    device
+        "auto" (all GPUs of the machine, or its CPU), "cpu", "cuda" or a certain GPU such as "cuda:1".
+    trainer
+        "auto", or one of "reference", "threaded" and "batched".
+    engine
+        "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
+    on_round
+        Called after every round with its number and the histories, so far, of the trials that take it
+        together; with Ray, once for every piece of work that is done.
+    """
+    require(
+        isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials),
+        "trials must be a list of fedhist.Trial.",
+    )
+    require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
+    if trainer not in TRAINERS:
+        raise unknown("trainer", trainer, TRAINERS)
+    if choice("engine", engine, ENGINES) == "ray":
+        from fedhist.simulation.cluster import spread  # noqa: PLC0415
+
+        return spread(trials, str(device), trainer, on_round)
+    devices = _devices(device)
+    planned = _planned(trials)
+    histories: dict[int, History] = {}
+    for together in _batches(trials):
+        kind = _kind(trainer, [trials[i] for i in together], devices[0])
+        needs = {i: needed(trials[i], *planned[i], kind, devices[0]) for i in together}
+        data = sum({trials[i].task.data: trials[i].task.num_bytes for i in together}.values())
+        budgets = [available(each) - data for each in devices]
+        for wave in in_waves(needs, budgets, [str(trial) for trial in trials]):
+            runs = {i: Run(trials[i], *planned[i], devices[place]) for i, place in wave.items()}
+            with _exactly(devices), contextlib.closing(_rounds_of(kind, list(runs.values()))) as rounds:
+                _advance(list(runs.values()), rounds, on_round)
+            histories |= {i: run.history for i, run in runs.items()}
+    return [histories[i] for i in range(len(trials))]
+
+
+def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
+    """Return each trial's schedule; methods that meet the same arrivals share one."""
+    made: dict[tuple[object, ...], tuple[Schedule, VersionPlan]] = {}
+    planned = []
+    for trial in trials:
+        key = trial.task.num_clients, trial.k, trial.rounds, repr(trial.devices), trial.seed, trial.concurrency
+        if key not in made:
+            schedule = make_schedule(*key[:3], trial.devices, *key[4:])
+            made[key] = schedule, plan_versions(schedule)
+        planned.append(made[key])
+    return planned
+
+
+def _batches(trials: Sequence[Trial]) -> list[list[int]]:
+    """Return the places of trials that can take their rounds together."""
+    batches: dict[tuple[object, ...], list[int]] = {}
+    for i, trial in enumerate(trials):
+        batches.setdefault((trial.rounds, trial.eval_every, trial.task.is_random), []).append(i)
+    return list(batches.values())
 
 
 @contextlib.contextmanager
-def _exactly(device: torch.device) -> Iterator[None]:
+def _exactly(devices: Sequence[torch.device]) -> Iterator[None]:
     """Keep libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
@@ -181,7 +235,7 @@ def _exactly(device: torch.device) -> Iterator[None]:
     try:
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-            torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+            torch.cuda.device(devices[0]) if devices[0].type == "cuda" else contextlib.nullcontext(),
         ):
             yield
     finally:
@@ -196,59 +250,94 @@ def _distinct(methods: list[Method]) -> list[Method]:
     return methods
 
 
-def _device(device: str | torch.device) -> torch.device:
+def _devices(device: str | torch.device) -> list[torch.device]:
+    """Return the devices to use: with "auto", all GPUs there are."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
+    if chosen.type == "cpu":
+        return [chosen]
+    require(torch.cuda.is_available(), f"device={str(device)!r} was asked for, but this machine's PyTorch sees no GPU.")
     require(
-        chosen.type == "cpu" or torch.cuda.is_available(),
-        f"device={device!r} was asked for, but this machine's PyTorch sees no GPU.",
+        chosen.index is None or chosen.index < torch.cuda.device_count(),
+        f"device={str(device)!r} is not there; this machine has {torch.cuda.device_count()} GPUs.",
     )
-    require(
-        chosen.index is None or chosen.type == "cpu" or chosen.index < torch.cuda.device_count(),
-        f"device={device!r} is not there; this machine has {torch.cuda.device_count()} GPUs.",
-    )
-    return chosen
+    return [torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)]
 
 
-def _rounds_of(name: str, runs: Sequence[Run], local: LocalSGD, device: torch.device) -> Rounds:
-    """Return what takes the runs through their rounds; "auto" is the fastest that can handle the task."""
-    if name not in TRAINERS:
-        raise unknown("trainer", name, TRAINERS)
-    task = runs[0].task
+def _kind(name: str, trials: Sequence[Trial], device: torch.device) -> str:
+    """Return the trainer to use; "auto" is the fastest that can handle the trials."""
     # Dropout draws from one global generator, so such clients must take turns to be repeatable.
+    is_random = any(trial.task.is_random for trial in trials)
     require(
-        name in ("auto", "reference") or not task.is_random,
+        name in ("auto", "reference") or not is_random,
         f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
     )
     require(name != "threaded" or device.type == "cpu", f"trainer='threaded' is for the CPU, not for {device}.")
-    if name == "threaded" or (name == "auto" and device.type == "cpu" and not task.is_random):
-        return QueuedRounds(runs, local, ThreadedTrainer(task))
-    if name == "batched" or (name == "auto" and not task.is_random):
-        distinct = {repr(run.method.objective): run.method.objective for run in runs}.values()
-        reason = next(filter(None, (why_not_batched(task, objective, device) for objective in distinct)), None)
-        if reason is None:
-            return BatchedRounds(runs, local, device)
-        require(name == "auto", f"trainer='batched' cannot batch this model, use 'reference': {reason}")
-        warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=4)
-    return QueuedRounds(runs, local, ReferenceTrainer(device))
+    if name == "auto" and not is_random:
+        name, was_auto = "threaded" if device.type == "cpu" else "batched", True
+    else:
+        was_auto = False
+    if name == "auto":
+        return "reference"
+    if name == "batched":
+        probes = {(id(t.task.model), repr(t.method.objective)): (t.task, t.method.objective) for t in trials}
+        reason = next(filter(None, (why_not_batched(*probe, device) for probe in probes.values())), None)
+        if reason is not None:
+            require(was_auto, f"trainer='batched' cannot batch this model, use 'reference': {reason}")
+            warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=4)
+            return "reference"
+    return name
 
 
-def _advance(
-    runs: Sequence[Run], rounds: Rounds, last: int, eval_every: int, lr: float, on_round: OnRound | None
-) -> None:
+class _SeveralDevices:
+    """Takes runs through their rounds on several devices, which work at the same time."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._order: list[Run] = []
+        self._rounds: list[BatchedRounds] = []
+        for device in dict.fromkeys(run.device for run in runs):
+            own = [run for run in runs if run.device == device]
+            self._order += own
+            self._rounds.append(BatchedRounds(own, device))
+        self._runs = runs
+
+    def step(self, round_: int) -> None:
+        for rounds in self._rounds:  # a replayed graph is only queued, so the next device need not wait
+            rounds.step(round_)
+
+    def evaluate(self) -> list[Evaluation]:
+        results = [result for rounds in self._rounds for result in rounds.evaluate()]
+        return [results[self._order.index(run)] for run in self._runs]
+
+    def close(self) -> None:
+        for rounds in self._rounds:
+            rounds.close()
+
+
+def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
+    """Return what takes the runs through their rounds."""
+    if kind == "batched":
+        return _SeveralDevices(runs)
+    if kind == "threaded":
+        return QueuedRounds(runs, ThreadedTrainer(runs[0].task))
+    return QueuedRounds(runs, ReferenceTrainer(runs[0].device))
+
+
+def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None) -> None:
     """Take all runs through all rounds together, so that their clients can be trained side by side."""
     started = time.perf_counter()
-    histories = [run.history for run in runs]
-    for round_ in range(1, last + 1):
+    histories, trial = [run.history for run in runs], runs[0].trial
+    for round_ in range(1, trial.rounds + 1):
         rounds.step(round_)
-        if round_ % eval_every == 0 or round_ == last:
+        if round_ % trial.eval_every == 0 or round_ == trial.rounds:
             for run, result in zip(runs, rounds.evaluate(), strict=True):
-                run.record(round_, result, lr)
+                run.record(round_, result)
         for history in histories:
             history.wall_seconds = time.perf_counter() - started
         if on_round:

@@ -6,7 +6,7 @@ import torch
 
 from fedhist.data.task import Task
 from fedhist.objectives import Objective
-from fedhist.training.batched import ConvAsMatmul, descend
+from fedhist.training.batched import descend, fast_kernels
 from fedhist.training.job import Candidate, Evaluation, Job, Trainer
 from fedhist.training.local import LocalSGD
 from fedhist.training.net import ModuleNet
@@ -22,6 +22,7 @@ __all__ = [
     "ReferenceTrainer",
     "ThreadedTrainer",
     "Trainer",
+    "bytes_per_client",
     "why_not_batched",
 ]
 
@@ -30,14 +31,31 @@ TRAINERS = ("auto", "reference", "threaded", "batched")
 
 def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:
     """Train two clients at once for one step; return what torch.func says against it, or None."""
-    net = ModuleNet(task.build(seed=0).to(device), task.layout)
-    x, y, _, _ = task.on(device)
-    received = task.layout.flatten(net.module).expand(2, -1)
-    index = torch.zeros((2, 1, 2), dtype=torch.int64, device=device)
-    batches = index, torch.full(index.shape, 0.5, dtype=received.dtype, device=device)
     try:
-        with ConvAsMatmul():
-            descend(net, LocalSGD(), objective, received, received, received[:, 0], batches, (x, y))
+        _try_batch(task, objective, device, clients=2, batch=2)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0]
     return None
+
+
+def bytes_per_client(task: Task, objective: Objective, local: LocalSGD, device: torch.device) -> int:
+    """Return how much memory of a GPU each client of a batch takes while it trains; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    clients = 4
+    with torch.cuda.device(device):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        _try_batch(task, objective, device, clients, min(local.batch_size, int(task.sizes.max())))
+        return (torch.cuda.max_memory_allocated() - before) // clients
+
+
+def _try_batch(task: Task, objective: Objective, device: torch.device, clients: int, batch: int) -> None:
+    """Let some clients take one step together."""
+    net = ModuleNet(task.build(seed=0).to(device), task.layout)
+    x, y, _, _ = task.on(device)
+    received = task.layout.flatten(net.module).repeat(clients, 1)
+    index = torch.zeros((clients, 1, batch), dtype=torch.int64, device=device)
+    batches = index, torch.full(index.shape, 1 / batch, dtype=received.dtype, device=device)
+    with fast_kernels(device):
+        descend(net, LocalSGD(), objective, 0.01, received, received, received[:, 0], batches, (x, y))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,7 +13,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.overrides import TorchFunctionMode
 
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch, Objective
@@ -22,62 +23,37 @@ from fedhist.training.net import ModuleNet
 TEST_PIECE = 1000
 
 
-class ConvAsMatmul(TorchFunctionMode):
-    """Computes plain 2-d convolutions as matrix products of image patches.
+@lru_cache
+def _why_no_kernels(device: torch.device) -> str | None:
+    """Try the Triton kernels once; return what is against them, or None."""
+    try:
+        from fedhist.training.kernels import ManyImages  # noqa: PLC0415
 
-    Over a batch of models a convolution becomes a grouped one, for which cuDNN has no fast kernels; a
-    matrix product becomes a batched one, for which cuBLAS has.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.conv2d and (result := self._product(*args, **kwargs)) is not None:
-            return result
-        return func(*args, **kwargs)
-
-    @staticmethod
-    def _product(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor | None:
-        x = input
-        (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
-        if groups != 1 or (dh, dw) != (1, 1) or x.ndim != 4 or isinstance(padding, str):
-            return None
-        outputs, _, kh, kw = weight.shape
-        if ph or pw:
-            x = F.pad(x, (pw, pw, ph, ph))
-        height, width = (x.shape[2] - kh) // sh + 1, (x.shape[3] - kw) // sw + 1
-        # Shifted slices, and not Tensor.unfold, whose gradient torch.func takes one model at a time.
-        shifts = [
-            x[:, :, i : i + sh * (height - 1) + 1 : sh, j : j + sw * (width - 1) + 1 : sw]
-            for i in range(kh)
-            for j in range(kw)
-        ]
-        patches = torch.cat(shifts, dim=1).flatten(2)  # (B, kh·kw·C, H'·W')
-        # One product per example: the gradient of the weights is then summed over examples by many blocks.
-        rows = weight.permute(0, 2, 3, 1).reshape(1, outputs, -1).expand(len(x), -1, -1)
-        y = torch.bmm(rows, patches)
-        if bias is not None:
-            y = y + bias[:, None]
-        return y.view(len(x), outputs, height, width)
+        with ManyImages():
+            F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
+def fast_kernels(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which convolutions and pooling of many models are fast on this device."""
+    if device.type != "cuda":
+        return nullcontext()
+    reason = _why_no_kernels(device)
+    if reason is not None:
+        warnings.warn(f"convolutions of many models are slow here, since Triton does not work: {reason}", stacklevel=2)
+        return nullcontext()
+    from fedhist.training.kernels import ManyImages  # noqa: PLC0415
+
+    return ManyImages()
 
 
 def descend(
     net: ModuleNet,
     local: LocalSGD,
     objective: Objective,
+    lr: float | Tensor,
     received: Tensor,
     previous: Tensor,
     has_previous: Tensor,
@@ -88,6 +64,8 @@ def descend(
 
     Parameters
     ----------
+    lr
+        The learning rate, or one for each client, ``(M, 1)``.
     received, previous
         ``(M, P)``: the version each client was sent, and its own last local model.
     has_previous
@@ -118,7 +96,7 @@ def descend(
                 g = velocity = local.momentum * velocity + g
             # A client with fewer steps than the others stands still in the steps it does not have.
             working = (share.sum(dim=1) > 0)[:, None]
-            flat = torch.where(working, flat - local.lr * g, flat)
+            flat = torch.where(working, flat - lr * g, flat)
     return received - flat
 
 

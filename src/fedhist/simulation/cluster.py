@@ -1,0 +1,78 @@
+"""Trials spread over a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedhist.errors import FedHistError, InvalidInput
+from fedhist.history import History
+from fedhist.simulation.trial import Trial
+
+if TYPE_CHECKING:
+    from fedhist.simulation.engine import OnRound
+
+RETRIES = 3
+"""How often a piece of work is begun again when the worker that had it dies."""
+
+
+def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound | None) -> list[History]:
+    """Run trials on the workers of a Ray cluster; return their histories in the same order.
+
+    The cluster is the one this process is connected to, or the one ``RAY_ADDRESS`` names, or one of this
+    machine's own. With GPUs, each gets an equal part of the trials, to train as one batch; without, every
+    trial is a piece of work for one core. What a dying worker had not finished is done again by another,
+    with the same result: a trial depends on nothing but itself.
+    """
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError:
+        raise InvalidInput("engine='ray' needs Ray; install it with: pip install 'fedhist[ray]'.") from None
+
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+        pieces = [list(range(len(trials)))[i::gpus] for i in range(min(gpus, len(trials)))] if gpus else []
+        pieces = pieces or [[i] for i in range(len(trials))]
+        work = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_piece)
+        tasks = {id(trial.task): ray.put(trial.task) for trial in trials}  # sent once, not with every trial
+        pending = {}
+        for piece in pieces:
+            parts = [(tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece]
+            pending[work.remote([ref for ref, _ in parts], [rest for _, rest in parts], device, trainer)] = piece
+        histories: dict[int, History] = {}
+        while pending:
+            (ready,), _ = ray.wait(list(pending), num_returns=1)
+            piece = pending.pop(ready)
+            try:
+                done: list[History] = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause if isinstance(error.cause, FedHistError) else error from None
+            except ray.exceptions.WorkerCrashedError as error:
+                names = "; ".join(str(trials[i]) for i in piece)
+                raise FedHistError(f"the workers that ran {names} died {RETRIES + 1} times.") from error
+            histories |= zip(piece, done, strict=True)
+            if on_round:
+                on_round(trials[piece[0]].rounds, done)
+        return [histories[i] for i in range(len(trials))]
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def _without_task(trial: Trial) -> dict[str, Any]:
+    names = ("k", "rounds", "local", "devices", "seed", "server_lr", "concurrency", "eval_every")
+    return {"strategy": trial.method, **{name: getattr(trial, name) for name in names}}
+
+
+def _piece(tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str) -> list[History]:
+    """Run some trials; this happens on a worker."""
+    import ray  # noqa: PLC0415
+
+    from fedhist.simulation.engine import simulate_many  # noqa: PLC0415
+
+    known = {ref: ray.get(ref) for ref in tasks}  # one object for each task, so that trials share its data
+    trials = [Trial(task=known[ref], **rest) for ref, rest in zip(tasks, rests, strict=True)]
+    return simulate_many(trials, device=device, trainer=trainer)

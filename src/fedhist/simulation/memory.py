@@ -1,0 +1,102 @@
+"""How much memory a run will take, known before it begins.
+
+The schedule says how many model versions are ever held at once, and a strategy's buffers say what it
+remembers. So a run that cannot fit is refused, and runs that do not fit together take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedhist.errors import InvalidInput
+from fedhist.simulation.clock import Schedule, VersionPlan
+from fedhist.simulation.trial import Trial
+from fedhist.training import bytes_per_client
+
+SHARE = 0.9
+"""How much of the free memory is planned with; what libraries and allocators take is not known."""
+
+
+def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, device: torch.device) -> dict[str, int]:
+    """Return the bytes a run takes, by what for; its task's data, which others share, are not counted."""
+    task, layout, objective = trial.task, trial.task.layout, trial.method.objective
+    vector = layout.size * layout.dtype.itemsize
+    rounds_of_uploads = 1 if trainer == "batched" else 2  # queued rounds work ahead
+    parts = {
+        "model versions": (plan.num_slots + 2) * vector,
+        "the strategy's memory": strategy_bytes(trial),
+        "uploads": (rounds_of_uploads + 1) * schedule.k * vector,  # and a strategy's copy of them
+        "the schedule": 8 * 6 * schedule.clients.size,
+    }
+    if objective.uses_previous:
+        holders = task.num_clients if trainer == "batched" else len(set(schedule.clients.ravel().tolist()))
+        parts["clients' last models"] = holders * vector
+    if trainer == "batched":
+        parts["training"] = schedule.k * bytes_per_client(task, objective, trial.local, device)
+    return parts
+
+
+def strategy_bytes(trial: Trial) -> int:
+    """Return the size of a strategy's buffers, found without allocating them."""
+    strategy, layout = copy.deepcopy(trial.method.strategy), trial.task.layout
+    # A strategy of the user's own may not be able to; what it needs is then not planned for.
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError), torch.device("meta"):
+        strategy.setup(trial.task.num_clients, trial.k, layout.size, torch.device("meta"))
+    wide = 2 if layout.dtype == torch.float64 else 1
+    return sum(wide * buffer.numel() * buffer.element_size() for buffer in strategy.buffers())
+
+
+def available(device: torch.device) -> int:
+    """Return the bytes that a device has free; a large number where that cannot be found out."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = 1 << 60
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024 * int(line.split()[1])
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than its machine
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
+        free = min(free, int(limit) - int(used))
+    return free
+
+
+def in_waves(
+    needs: Mapping[int, Mapping[str, int]], budgets: Sequence[int], names: Sequence[str]
+) -> list[dict[int, int]]:
+    """Return which runs go together: for each wave, the device (by its place in `budgets`) of each run.
+
+    A run goes to the device with the most room; if none has enough left, it opens the next wave.
+    """
+    waves: list[dict[int, int]] = []
+    left: list[float] = []
+    for i, parts in needs.items():
+        total = sum(parts.values())
+        if total > SHARE * max(budgets):
+            listed = ", ".join(f"{name} {_size(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
+            raise InvalidInput(
+                f"{names[i]} needs {_size(total)} of memory and {_size(SHARE * max(budgets))} can be used ({listed})."
+            )
+        if not waves or total > max(left):
+            waves.append({})
+            left = [SHARE * budget for budget in budgets]
+        roomiest = left.index(max(left))
+        waves[-1][i] = roomiest
+        left[roomiest] -= total
+    return waves
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

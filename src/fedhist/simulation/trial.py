@@ -1,0 +1,72 @@
+"""What one run is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedhist.data.task import Task
+from fedhist.errors import InvalidInput, positive, require, whole
+from fedhist.methods import Method, as_method
+from fedhist.objectives import Objective
+from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.strategies import Strategy
+from fedhist.training import LocalSGD
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One run to be simulated: a method, on a task, with a seed.
+
+    Parameters
+    ----------
+    strategy
+        A strategy, or a method's name such as "fedhist" or "moon". The object is copied, not changed.
+    task
+        Model, data and clients.
+    k
+        Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).
+    rounds
+        Rounds to run.
+    local
+        The clients' work; ``LocalSGD()`` by default.
+    devices
+        How long clients take; ``LogNormal()`` by default.
+    seed
+        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
+    objective
+        What clients minimise, if not what the method says.
+    server_lr
+        `η` in Eq. 4.
+    concurrency
+        Clients at work at a time; all by default.
+    eval_every
+        Rounds between evaluations; the last round is always evaluated.
+    """
+
+    strategy: Strategy | str | Method
+    task: Task
+    k: int = field(kw_only=True)
+    rounds: int = field(kw_only=True)
+    local: LocalSGD = field(default_factory=LocalSGD, kw_only=True)
+    devices: Devices = field(default_factory=LogNormal, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    objective: Objective | None = field(default=None, kw_only=True)
+    server_lr: float = field(default=1.0, kw_only=True)
+    concurrency: int | None = field(default=None, kw_only=True)
+    eval_every: int = field(default=100, kw_only=True)
+
+    method: Method = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task, Task):
+            raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
+        require(isinstance(self.local, LocalSGD), f"local must be a fedhist.LocalSGD, got {self.local!r}.")
+        whole("k", self.k, 1)
+        whole("rounds", self.rounds, 1)
+        whole("seed", self.seed)
+        whole("eval_every", self.eval_every, 1)
+        positive("server_lr", self.server_lr)
+        object.__setattr__(self, "method", as_method(self.strategy, self.objective))
+
+    def __str__(self) -> str:
+        return f"{self.method.name}, seed {self.seed}"

@@ -1,0 +1,382 @@
+"""Convolution and pooling of many models at once, as Triton kernels.
+
+Over a batch of models a convolution becomes a grouped one, for which cuDNN has no fast kernels. Here each
+program holds some pixels of all output channels of one model in registers and reads the images where they
+lie; no patches are ever copied. Sums are plain float32, in an order that depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+@triton.jit
+def _forward(
+    x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, w_stride, has_bias: tl.constexpr,
+    CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    CO_TILE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, co, ci, i, j]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
+    model = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)  # of an output pixel among all examples'
+    present = place < examples * OH * OW
+    example, pixel = place // (OH * OW), place % (OH * OW)
+    top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
+    co = tl.arange(0, CO_TILE) + tl.program_id(2) * CO_TILE
+    x_base = x_ptr + model * x_stride + example * (CI * H * W) + top * W + left
+    w_base = w_ptr + model * w_stride + co * (CI * KH * KW)
+    total = tl.zeros((CO_TILE, TILE), tl.float32)
+    for ci in range(CI):
+        for i in range(KH):
+            for j in tl.static_range(KW):
+                inside = present
+                if PH > 0 or PW > 0:
+                    inside &= (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
+                value = tl.load(x_base + ci * (H * W) + i * W + j, mask=inside, other=0.0)
+                weight = tl.load(w_base + (ci * KH + i) * KW + j, mask=co < CO, other=0.0)
+                total += weight[:, None] * value[None, :]
+    if has_bias:
+        total += tl.load(b_ptr + model * CO + co, mask=co < CO, other=0.0)[:, None]
+    y_place = (model * examples + example) * (CO * OH * OW) + pixel
+    tl.store(y_ptr + y_place[None, :] + (co * (OH * OW))[:, None], total, mask=(co < CO)[:, None] & present[None, :])
+
+
+@triton.jit
+def _backward_input(
+    dy_ptr, w_ptr, dx_ptr, examples, w_stride,
+    CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    CI_TILE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dx[m, b, ci, y, x] = Σ_(co, i, j) w[m, co, ci, i, j]·dy[m, b, co, (y + PH - i)/SH, (x + PW - j)/SW]."""
+    model = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    present = place < examples * H * W
+    example, pixel = place // (H * W), place % (H * W)
+    ci = tl.arange(0, CI_TILE) + tl.program_id(2) * CI_TILE
+    dy_base = dy_ptr + (model * examples + example) * (CO * OH * OW)
+    w_base = w_ptr + model * w_stride + ci * (KH * KW)
+    total = tl.zeros((CI_TILE, TILE), tl.float32)
+    for i in range(KH):
+        for j in range(KW):
+            row, column = pixel // W + PH - i, pixel % W + PW - j
+            inside = present & (row >= 0) & (column >= 0)
+            if SH > 1 or SW > 1:
+                inside &= (row % SH == 0) & (column % SW == 0)
+                row, column = row // SH, column // SW
+            inside &= (row < OH) & (column < OW)
+            gradients = dy_base + row * OW + column
+            for co in range(CO):
+                gradient = tl.load(gradients + co * (OH * OW), mask=inside, other=0.0)
+                weight = tl.load(w_base + (co * CI * KH + i) * KW + j, mask=ci < CI, other=0.0)
+                total += weight[:, None] * gradient[None, :]
+    dx_place = (model * examples + example) * (CI * H * W) + pixel
+    tl.store(dx_ptr + dx_place[None, :] + (ci * (H * W))[:, None], total, mask=(ci < CI)[:, None] & present[None, :])
+
+
+@triton.jit
+def _backward_weight(
+    dy_ptr, x_ptr, dw_ptr, examples, x_stride, share,
+    CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    CO_TILE: tl.constexpr, TAP_TILE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dw[m, part, co, ci, i, j]: the sum over a share of the output pixels of x·dy."""
+    model, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    co_tiles = tl.cdiv(CO, CO_TILE)
+    co = tl.arange(0, CO_TILE) + tl.program_id(2) % co_tiles * CO_TILE
+    tap = tl.arange(0, TAP_TILE) + tl.program_id(2) // co_tiles * TAP_TILE
+    ci, i, j = tap // (KH * KW), tap // KW % KH, tap % KW
+    total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)  # summed over pixels at the end
+    for start in range(part * share, (part + 1) * share, TILE):
+        place = start + tl.arange(0, TILE)
+        present = place < examples * OH * OW
+        example, pixel = place // (OH * OW), place % (OH * OW)
+        top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
+        gradient = tl.load(
+            dy_ptr + ((model * examples + example) * (CO * OH * OW) + pixel)[None, :] + (co * (OH * OW))[:, None],
+            mask=(co < CO)[:, None] & present[None, :],
+            other=0.0,
+        )
+        inside = (tap < CI * KH * KW)[:, None] & present[None, :]
+        if PH > 0 or PW > 0:
+            row, column = top[None, :] + i[:, None], left[None, :] + j[:, None]
+            inside &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        x_base = x_ptr + model * x_stride + example * (CI * H * W) + top * W + left
+        patch = tl.load(x_base[None, :] + (ci * (H * W) + i * W + j)[:, None], mask=inside, other=0.0)
+        total += patch[:, None, :] * gradient[None, :, :]
+    dw_place = ((model * parts + part) * CO + co[None, :]) * (CI * KH * KW) + tap[:, None]
+    mask = (tap < CI * KH * KW)[:, None] & (co < CO)[None, :]
+    tl.store(dw_ptr + dw_place, tl.sum(total, axis=2), mask=mask)
+
+
+@triton.jit
+def _pool_forward(
+    x_ptr, y_ptr, which_ptr, count,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Find the largest value of each window and which one it is: the first of equals, and NaN above all."""
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    present = place < count
+    image, pixel = place // (OH * OW), place % (OH * OW)
+    x_base = x_ptr + image * (H * W) + pixel // OW * SH * W + pixel % OW * SW
+    best = tl.load(x_base, mask=present, other=0.0)
+    which = tl.zeros((TILE,), tl.int8)
+    for tap in range(1, KH * KW):
+        value = tl.load(x_base + tap // KW * W + tap % KW, mask=present, other=0.0)
+        larger = (value > best) | (value != value)  # noqa: PLR0124 (true of NaN)
+        best, which = tl.where(larger, value, best), tl.where(larger, tap, which).to(tl.int8)
+    tl.store(y_ptr + place, best, mask=present)
+    tl.store(which_ptr + place, which, mask=present)
+
+
+@triton.jit
+def _pool_backward(
+    dy_ptr, which_ptr, dx_ptr, count,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Give the gradient of a window to its largest value; windows do not overlap."""
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    image, row, column = place // (H * W), place // W % H, place % W
+    pixel = row // SH * OW + column // SW
+    inside = (place < count) & (row // SH < OH) & (column // SW < OW) & (row % SH < KH) & (column % SW < KW)
+    which = tl.load(which_ptr + image * (OH * OW) + pixel, mask=inside, other=-1)
+    gradient = tl.load(dy_ptr + image * (OH * OW) + pixel, mask=inside, other=0.0)
+    chosen = which == row % SH * KW + column % SW
+    tl.store(dx_ptr + place, tl.where(chosen, gradient, 0.0), mask=place < count)
+
+
+class _Shape:
+    """The constants that the kernels are compiled for, and how their work is cut into tiles."""
+
+    def __init__(
+        self, x: tuple[int, ...], w: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]
+    ) -> None:
+        (self.examples, ci, h, width), (co, _, kh, kw) = x, w
+        oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (width + 2 * padding[1] - kw) // stride[1] + 1
+        self.taps, self.pixels = ci * kh * kw, self.examples * oh * ow
+        self.x, self.w, self.y = x, w, (self.examples, co, oh, ow)
+        self.constants = ci, h, width, co, oh, ow, kh, kw, *stride, *padding
+
+
+TILE = 512
+"""Pixels that a program works on at a time."""
+WARP = 32
+"""The same for the gradient of the weights, whose programs are one warp: sums across warps cost more."""
+
+
+def _tile(channels: int) -> int:
+    """Return how many channels a program holds in registers."""
+    return min(int(triton.next_power_of_2(channels)), 16)
+
+
+def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
+    """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
+    models, co = len(w), shape.w[0]
+    y = w.new_empty((models, *shape.y))
+    grid = (triton.cdiv(shape.pixels, TILE), models, triton.cdiv(co, _tile(co)))
+    bias = w if b is None else b.contiguous()
+    strides = x.stride(0), w.stride(0)
+    _forward[grid](x, w, bias, y, shape.examples, *strides, b is not None, *shape.constants, _tile(co), TILE)
+    return y
+
+
+def _conv_input(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
+    """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
+    models, (_, ci, height, width) = len(w), shape.x
+    dx = w.new_empty((models, *shape.x))
+    grid = (triton.cdiv(shape.examples * height * width, TILE), models, triton.cdiv(ci, _tile(ci)))
+    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.constants, _tile(ci), TILE)
+    return dx
+
+
+def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
+    """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
+    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(8, triton.next_power_of_2(shape.taps))
+    tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
+    # Enough programs to fill a GPU, each with enough pixels to be worth its start.
+    parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))
+    share = triton.cdiv(triton.cdiv(shape.pixels, parts), WARP) * WARP
+    dw = dy.new_empty((models, parts, *shape.w))
+    arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), share, *shape.constants
+    _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, num_warps=1)
+    return dw.sum(dim=1)
+
+
+def _leading(values: tuple[Any, ...], dims: tuple[int | None, ...], models: int) -> list[Any]:
+    """Return all tensors with the models' dimension first; what all models share is not copied."""
+
+    def lead(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.contiguous().expand(models, *value.shape) if dim is None else value.movedim(dim, 0).contiguous()
+
+    return [lead(value, dim) for value, dim in zip(values, dims, strict=True)]
+
+
+class _ConvInput(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
+        return _conv_input(dy[None].contiguous(), w[None].contiguous(), shape)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _conv_input(*_leading(args, in_dims, info.batch_size)), 0
+
+
+class _ConvWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
+        return _conv_weight(dy[None].contiguous(), x[None].contiguous(), shape)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _conv_weight(*_leading(args, in_dims, info.batch_size)), 0
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
+        return _conv(x[None].contiguous(), w[None].contiguous(), None if b is None else b[None].contiguous(), shape)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, b, ctx.shape = inputs
+        ctx.save_for_backward(x, w)
+        ctx.has_bias = b is not None
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        for_x, for_w, for_b, _ = ctx.needs_input_grad
+        return (
+            _ConvInput.apply(dy, w, ctx.shape) if for_x else None,
+            _ConvWeight.apply(dy, x, ctx.shape) if for_w else None,
+            dy.sum(dim=(0, 2, 3)) if for_b and ctx.has_bias else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _conv(*_leading(args, in_dims, info.batch_size)), 0
+
+
+class _Pool(torch.autograd.Function):
+    """Max pooling without overlap. Models need no telling apart, so they are further images."""
+
+    @staticmethod
+    def forward(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        height, width = x.shape[-2:]
+        oh, ow = (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
+        y = x.new_empty((*x.shape[:-2], oh, ow))
+        which = torch.empty_like(y, dtype=torch.int8)
+        grid = (triton.cdiv(y.numel(), 1024),)
+        _pool_forward[grid](x, y, which, y.numel(), height, width, oh, ow, *window, *stride, 1024)
+        return y, which
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.window, ctx.stride = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+        ctx.size = x.shape[-2:]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        (which,) = ctx.saved_tensors
+        return _PoolBack.apply(dy, which, ctx.size, ctx.window, ctx.stride), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _Pool.forward(*_leading(args, in_dims, info.batch_size)), (0, 0)
+
+
+class _PoolBack(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[int, int], stride: Any) -> Tensor:
+        dx = dy.new_empty((*dy.shape[:-2], *size))
+        grid = (triton.cdiv(dx.numel(), 1024),)
+        _pool_backward[grid](
+            dy.contiguous(), which.contiguous(), dx, dx.numel(), *size, *dy.shape[-2:], *window, *stride, 1024
+        )
+        return dx
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _PoolBack.forward(*_leading(args, in_dims, info.batch_size)), 0
+
+
+class ManyImages(TorchFunctionMode):
+    """Sends plain 2-d convolutions and max pooling to the kernels above; leaves all else as it is."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        plain = _plain_conv if func is torch.conv2d else _plain_pool if func is F.max_pool2d else None
+        if plain is not None and (result := plain(*args, **kwargs)) is not None:
+            return result
+        return func(*args, **kwargs)
+
+
+def _plain_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if groups != 1 or _pair(dilation) != (1, 1) or input.ndim != 4 or isinstance(padding, str):
+        return None
+    if input.dtype != torch.float32 or weight.dtype != torch.float32:
+        return None
+    shape = _Shape(tuple(input.shape), tuple(weight.shape), _pair(stride), _pair(padding))
+    return _Conv.apply(input, weight, bias, shape)  # type: ignore[no-any-return]
+
+
+def _plain_pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    window = _pair(kernel_size)
+    steps = _pair(stride) if stride else window
+    if _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or ceil_mode or return_indices or input.ndim != 4:
+        return None
+    if input.dtype != torch.float32 or steps[0] < window[0] or steps[1] < window[1] or window[0] * window[1] > 127:
+        return None
+    return _Pool.apply(input, window, steps)[0]  # type: ignore[no-any-return]
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
