@@ -39,6 +39,7 @@ def run_experiment(settings: Settings, on_round: OnRound | None = None, progress
         eval_every=eval_every,
         device=settings.device,
         trainer=settings.trainer,
+        engine=settings.engine,
         on_round=on_round,
     )
 

@@ -66,8 +66,9 @@ class Settings(BaseModel):
     eval_every: int | None = _in(
         "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )
-    device: str = _in("Run", "auto", "auto, cpu or cuda.")
+    device: str = _in("Run", "auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.")
     trainer: str = _in("Run", "auto", "auto, reference, threaded or batched.")
+    engine: str = _in("Run", "local", "local, or ray to spread the runs over a Ray cluster.")
     target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 
     @pydantic.field_validator("strategy", mode="before")

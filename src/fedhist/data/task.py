@@ -133,6 +133,9 @@ class Task:
             self._copies[device] = tuple(t.to(device) for t in tensors)
         return self._copies[device]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_copies": {}}  # another machine has other devices
+
     def label_counts(self) -> NDArray[np.int64]:
         """Return how many examples of each class each client holds, ``(N, classes)``."""
         owner = np.repeat(np.arange(self.num_clients), self.sizes)

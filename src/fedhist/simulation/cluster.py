@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound
 
     started_here = not ray.is_initialized()
     if started_here:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedhist as fh
+
+ray = pytest.importorskip("ray", reason="Ray is not installed; pip install 'fedhist[ray]'")
+
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_workers() -> Iterator[None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def small() -> fh.Task:
+    """Like the other tests' task, but of classes that a worker can import."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 3
+    return fh.Task(torch.nn.Linear(5, 3), x, y, [range(i, 60, 6) for i in range(6)], x, y)
+
+
+def same(a: fh.History, b: fh.History) -> bool:
+    assert a.model is not None
+    assert b.model is not None
+    equal = all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+    return equal and (a.method, a.seed, a.loss, a.accuracy) == (b.method, b.seed, b.loss, b.accuracy)
+
+
+def test_a_cluster_gives_what_one_machine_gives(small: fh.Task) -> None:
+    done: list[str] = []
+    here, there = (
+        fh.compare(
+            ["fedavg", "moon", "fedhist"], small, k=2, rounds=12, seeds=2, local=LOCAL, engine=engine, on_round=on_round
+        )
+        for engine, on_round in (
+            ("local", None),
+            ("ray", lambda _, histories: done.extend(h.method for h in histories)),
+        )
+    )
+    assert [(h.method, h.seed) for h in there] == [(h.method, h.seed) for h in here]
+    assert all(same(a, b) for a, b in zip(here, there, strict=True))
+    assert sorted(done) == sorted(h.method for h in here)
+
+
+def test_what_a_killed_worker_had_is_done_again(small: fh.Task, tmp_path: Path) -> None:
+    class Fragile(fh.FedAvg):
+        """Takes its worker down in the fifth round, once."""
+
+        def __init__(self, marker: str) -> None:
+            super().__init__()
+            self.marker, self.round = marker, 0
+
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            self.round += 1
+            if self.round == 5 and not Path(self.marker).exists():
+                Path(self.marker).write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().weights(arrivals)
+
+    marker = tmp_path / "killed"
+    trials = [fh.Trial(Fragile(str(marker)), small, k=2, rounds=12, seed=seed, local=LOCAL) for seed in (0, 1)]
+    trials.append(fh.Trial("fedhist", small, k=2, rounds=12, local=LOCAL))
+    there = fh.simulate_many(trials, engine="ray")
+    assert int(marker.read_text()) != os.getpid()
+    here = fh.simulate_many(trials)
+    assert all(same(a, b) for a, b in zip(here, there, strict=True))
+
+
+def test_a_sentence_from_a_worker_stays_a_sentence(small: fh.Task) -> None:
+    small.x[:] = torch.nan
+    with pytest.raises(fh.DivergedError, match=r"^FedAvg, seed 0: client \d uploaded NaN .*lr=0.1"):
+        fh.compare(["fedavg"], small, k=2, rounds=12, seeds=1, local=LOCAL, engine="ray")
+
+
+def test_an_engine_there_is_not(small: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="engine must be one of local, ray|engine must be 'local' or 'ray'"):
+        fh.compare(["fedavg"], small, k=2, rounds=1, engine="dask")

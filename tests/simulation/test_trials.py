@@ -1,0 +1,153 @@
+"""Many trials at once: what they share, what they may differ in, and what happens when memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedhist as fh
+from fedhist.simulation import batched, engine, memory
+from fedhist.simulation.clock import make_schedule, plan_versions
+
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def other_split(task: fh.Task) -> fh.Task:
+    """The same data and model among another number of clients."""
+    parts = [range(i, len(task.x), 5) for i in range(5)]
+    return fh.Task(task.model, task.x, task.y, parts, task.x_test, task.y_test)
+
+
+def mixture(task: fh.Task, other: fh.Task) -> list[fh.Trial]:
+    """Trials that differ in method, seed, N, K, split, learning rate and devices."""
+    slow = fh.LocalSGD(lr=0.02, steps=2, batch_size=8)
+    return [
+        fh.Trial("fedhist", task, k=3, rounds=20, local=LOCAL),
+        fh.Trial("fedhist", other, k=2, rounds=20, local=LOCAL),
+        fh.Trial("moon", task, k=5, rounds=20, local=slow, seed=3),
+        fh.Trial("moon", other, k=1, rounds=20, local=LOCAL),
+        fh.Trial("refl", other, k=4, rounds=20, local=slow, devices=fh.Pareto()),
+        fh.Trial("fedavg", task, k=8, rounds=20, local=LOCAL, server_lr=0.5),
+    ]
+
+
+@pytest.mark.parametrize("trainer", ["threaded", "batched"])
+def test_trials_that_differ_take_their_rounds_together(task: fh.Task, other_split: fh.Task, trainer: str) -> None:
+    trials = mixture(task, other_split)
+    seen: list[int] = []
+    together = fh.simulate_many(trials, trainer=trainer, on_round=lambda _, histories: seen.append(len(histories)))
+    assert seen == [len(trials)] * 20
+    for trial, history in zip(trials, together, strict=True):
+        alone = fh.simulate_many([trial], trainer="reference")[0]
+        assert history.staleness.tolist() == alone.staleness.tolist()
+        assert history.loss == pytest.approx(alone.loss, rel=2e-2)
+        np.testing.assert_allclose(history.weights[:8], alone.weights[:8], atol=1e-3)
+
+
+def test_a_batch_trains_all_of_them_at_once(
+    task: fh.Task, other_split: fh.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, descend = set(), batched.descend
+
+    def counting(*args: Any) -> torch.Tensor:
+        sizes.add(len(args[4]))
+        return descend(*args)
+
+    monkeypatch.setattr(batched, "descend", counting)
+    fh.simulate_many(mixture(task, other_split), trainer="batched")
+    assert sizes == {3 + 2 + 4 + 8, 5 + 1}  # cross-entropy, and MOON
+
+
+def test_trials_of_different_length_follow_each_other(task: fh.Task, make_task: Callable[..., fh.Task]) -> None:
+    wider = make_task(model=nn.Linear(5, 3))
+    trials = [
+        fh.Trial("fedhist", task, k=3, rounds=12, local=LOCAL),
+        fh.Trial("fedavg", wider, k=2, rounds=7, local=LOCAL),
+        fh.Trial("fedavg", wider, k=3, rounds=12, local=LOCAL),
+        fh.Trial("fedavg", task, k=3, rounds=12, local=LOCAL, eval_every=5),
+    ]
+    for trial, history in zip(trials, fh.simulate_many(trials), strict=True):
+        alone = fh.simulate_many([trial])[0]
+        assert (history.method, history.round, history.loss) == (alone.method, alone.round, alone.loss)
+
+
+def test_several_devices_share_the_runs(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU under two names stands for two GPUs."""
+    names = ["fedavg", "dynsgd", "fedhist", "moon", "refl"]
+    one = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
+    used = []
+    original = engine.BatchedRounds
+
+    def noted(runs: Any, device: torch.device) -> Any:
+        used.append((str(device), len(runs)))
+        return original(runs, device)
+
+    monkeypatch.setattr(engine, "BatchedRounds", noted)
+    monkeypatch.setattr(engine, "_devices", lambda _: [CPU, torch.device("cpu", 0)])
+    two = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
+    assert used == [("cpu", 3), ("cpu:0", 2)]
+    for a, b in zip(one, two, strict=True):
+        assert a.method == b.method
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+
+
+def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["fedavg", "fedhist", "refl"]
+    roomy = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL)
+    trial = fh.Trial("fedhist", task, k=3, rounds=12)
+    schedule = make_schedule(task.num_clients, 3, 12, trial.devices)
+    largest = sum(memory.needed(trial, schedule, plan_versions(schedule), "threaded", CPU).values())
+    monkeypatch.setattr(engine, "available", lambda _: task.num_bytes + 2.5 * largest / memory.SHARE)
+    together: list[int] = []
+    tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))
+    assert len(set(together)) > 1 or max(together) < 6
+    assert [h.loss for h in tight] == [h.loss for h in roomy]
+
+
+def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "available", lambda _: task.num_bytes + 10_000)
+    with pytest.raises(
+        fh.InvalidInput, match=r"^FedHist, seed 0 needs [\d.]+ KB of memory and 9.0 KB can be used \(.*"
+    ):
+        fh.simulate("fedhist", task, k=3, rounds=500)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "wkafl", "fedhist", "fedhist:haa=false"])
+def test_a_strategys_memory_is_known_beforehand(task: fh.Task, name: str) -> None:
+    trial = fh.Trial(name, task, k=3, rounds=5)
+    strategy = trial.method.strategy.setup(task.num_clients, 3, task.layout.size)
+    assert memory.strategy_bytes(trial) == sum(b.numel() * b.element_size() for b in strategy.buffers())
+
+
+def test_free_memory_is_a_number() -> None:
+    assert 1 << 20 < memory.available(CPU) < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"k": 0}, "k must be"),
+        ({"rounds": 1.5}, "rounds must be"),
+        ({"local": "sgd"}, "local must be a fedhist.LocalSGD"),
+        ({"task": None}, "task must be a fedhist.Task, got NoneType"),
+        ({"strategy": "fedhits"}, "fedhist"),
+        ({"server_lr": -1}, "server_lr must be"),
+    ],
+)
+def test_a_trial_refuses(task: fh.Task, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        fh.Trial(**({"strategy": "fedavg", "task": task, "k": 2, "rounds": 3} | arguments))
+
+
+def test_trials_are_needed(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="trials must be a list of fedhist.Trial"):
+        fh.simulate_many([])
+    with pytest.raises(fh.InvalidInput, match="trials must be a list of fedhist.Trial"):
+        fh.simulate_many(["fedavg"])  # type: ignore[list-item]
