@@ -34,6 +34,8 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
         leave_one_out=True,
         relative_support=True,
     ),
+    "FedHist in bfloat16": lambda: fh.FedHist(history_dtype="bfloat16"),
+    "FedHist sketched": lambda: fh.FedHist(sketch=16),
 }
 N, K, P = 12, 4, 30
 
@@ -87,7 +89,7 @@ def test_order_of_uploads_does_not_matter(make: Callable[[], fh.Strategy]) -> No
     assert close(updates(make(), stream(20)), updates(make(), stream(20, order=[2, 0, 3, 1])))
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])  # exact in every precision
 def test_update_scales_with_uploads(make: Callable[[], fh.Strategy], scale: float) -> None:
     scaled = [u / scale for u in updates(make(), stream(20, scale=scale))]
     assert close(scaled, updates(make(), stream(20)), rtol=1e-3)

@@ -12,6 +12,8 @@ INA  the aggregate gets back the length that averaging took away                
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import ModuleType
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -19,7 +21,9 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.errors import choice, flag, number, whole
+from fedhist.strategies import passes as plain
 from fedhist.strategies.base import Strategy, cosine, normalised
+from fedhist.strategies.passes import at
 from fedhist.strategies.twafl import temporal_weight
 
 
@@ -31,12 +35,6 @@ def hindsight_utility(similarity: Tensor, staleness: Tensor, support: Tensor, th
     decay = temporal_weight(staleness)
     p_his = torch.where(similarity >= threshold, 1 - decay, decay)  # Eq. 13
     return (similarity - threshold) * p_his * support  # Eq. 12
-
-
-def amplified(aggregate: Tensor, length: Tensor) -> Tensor:
-    """Return the aggregate's direction at the given length (Eq. 15); a zero aggregate stays zero."""
-    norm = aggregate.norm()
-    return aggregate * torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
 
 
 class FedHist(Strategy):
@@ -71,6 +69,11 @@ class FedHist(Strategy):
         Judge a member of S by a prediction made without it.
     relative_support
         Use `|S|/K` instead of `|S|` in Eq. 12.
+    history_dtype
+        Precision in which past uploads and global updates are kept: "bfloat16" halves the memory.
+    sketch
+        Keep so many random projections of each past upload instead of the upload itself. Utilities need
+        only cosines, which such a sketch gives with an error of about `1/√sketch`.
     """
 
     branch_free: ClassVar[bool] = True
@@ -85,6 +88,7 @@ class FedHist(Strategy):
     fresh_sums: Tensor
     fresh_counts: Tensor
     utility: Tensor
+    signs: Tensor
 
     def __init__(
         self,
@@ -104,6 +108,8 @@ class FedHist(Strategy):
         remember_fused: bool = False,
         leave_one_out: bool = False,
         relative_support: bool = False,
+        history_dtype: Literal["float32", "bfloat16"] = "float32",
+        sketch: int | None = None,
     ) -> None:
         super().__init__()
         self.history = None if history is None else whole("history", history, 1)
@@ -117,6 +123,8 @@ class FedHist(Strategy):
         self.remember_fused = flag("remember_fused", remember_fused)
         self.leave_one_out = flag("leave_one_out", leave_one_out)
         self.relative_support = flag("relative_support", relative_support)
+        self.history_dtype = choice("history_dtype", history_dtype, ("float32", "bfloat16"))
+        self.sketch = None if sketch is None else whole("sketch", sketch, 1)
 
     def setup(
         self,
@@ -136,16 +144,20 @@ class FedHist(Strategy):
         def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
             self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype))
 
+        kept = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.history_dtype]
         buffer("round", (1,), torch.int64)
         if self.egs:
-            buffer("global_updates", (h, num_params))
+            buffer("global_updates", (h, num_params), kept)
             buffer("global_norms", (h,))
         if self.haa:
-            buffer("uploads", (h, k, num_params))
+            width = num_params if self.sketch is None else min(self.sketch, num_params)
+            if self.sketch is not None:
+                self.register_buffer("signs", random_signs(num_params).to(device), persistent=False)
+            buffer("uploads", (h, k, width), kept)
             buffer("upload_norms", (h, k))
             buffer("upload_staleness", (h, k), torch.int64)  # 0 marks an empty place
             buffer("upload_clients", (h, k), torch.int64)
-            buffer("fresh_sums", (h, num_params))
+            buffer("fresh_sums", (h, width))
             buffer("fresh_counts", (h,), torch.float64)
             buffer("utility", (num_clients,), torch.float64)
         return self
@@ -153,32 +165,45 @@ class FedHist(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the global update of one round."""
         g = arrivals.deltas
-        norms = g.norm(dim=1)
-
-        partner, partner_dots = self._least_similar(g, norms) if self.egs else (None, None)
+        now, oldest = self.round % self.h, (self.round + 1) % self.h
         p = self.last_weights = normalised(self.weights(arrivals))
-        aggregate = p.to(g.dtype) @ g
-        if partner is not None:
+        members = self._members(arrivals.staleness)
+        to_the_letter = self.ina and self.ina_direction == "sum"
+        mix = torch.cat([members, (torch.ones_like(p) if to_the_letter else p)[None]]).to(g.dtype)
+
+        passes = passes_for(g, self.k, self.h)
+        past = self.global_updates if self.egs else None
+        at_once = self.haa and self.sketch is None and not self.remember_fused
+        memory = (self.uploads, self.fresh_sums) if at_once else (None, None)
+        aggregate: Tensor
+        norms, dots, aggregate, *judged = passes.sweep(g, mix, past, *memory, now, oldest)
+
+        partner = self._least_similar(dots, norms) if self.egs else None
+        fused_norms = norms if partner is None else self._fused_norms(norms, dots, partner)
+        if self.haa:
+            if not at_once:
+                kept = self._to_keep(g, partner)
+                *_, to_predicted, length = passes.sweep(kept, mix, None, self.uploads, self.fresh_sums, now, oldest)
+                judged = [to_predicted, length]
+            self._remember(arrivals, fused_norms if self.remember_fused else norms, members, now)
+            self._judge(oldest, *judged)
+
+        if partner is None or to_the_letter:
+            norm = aggregate.norm()
+        else:
             # Σ p_i (g_i + α G_j*(i)), Eqs. 4 and 7, without ever forming the fused uploads
             shares = p @ (partner[:, None] == torch.arange(self.h, device=g.device)).double()
-            aggregate.add_(shares.to(g.dtype) @ self.global_updates, alpha=self.alpha)
-
-        update = aggregate
+            norm = passes.blend(aggregate, self.global_updates, self.alpha * shares)
+        scale = torch.ones_like(norm)
         if self.ina:
-            if self.ina_direction == "sum":
-                aggregate = g.sum(dim=0)
-            update = amplified(aggregate, self._length(norms, p, partner, partner_dots))
-
-        self._remember(arrivals, norms, partner, partner_dots)
-        if self.haa:
-            self._evaluate()
+            length = self._length(norms, fused_norms, p)
+            scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)  # Eq. 15
+        remembered = scale if self.remember_amplified else torch.ones_like(scale)
+        passes.finish(aggregate, past, torch.stack([scale, remembered]), now)
         if self.egs:
-            kept = update if self.remember_amplified else aggregate
-            slot = self.round % self.h
-            self.global_updates.index_copy_(0, slot, kept[None])
-            self.global_norms.index_copy_(0, slot, kept.norm()[None])
+            self.global_norms.index_copy_(0, now, (norm * remembered)[None].to(self.global_norms.dtype))
         self.round += 1
-        return update
+        return aggregate
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)` (Eq. 8, whose outer sum is a misprint)."""
@@ -189,67 +214,59 @@ class FedHist(Strategy):
         # Two negative weights would normalise to positive ones that favour the worse client.
         return weights if self.weight_floor is None else weights.clamp_min(self.weight_floor)
 
-    def _least_similar(self, g: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slot of each upload's collaborator (Eq. 6) and their dot products."""
-        dots = g @ self.global_updates.T
+    def _members(self, staleness: Tensor) -> Tensor:
+        """Return which uploads join the fresh sum of each slot, ``(h, K)``.
+
+        An upload with staleness τ was computed from the version of slot (round - τ + 1). Those with τ ≤ h are
+        the ones Eq. 10 will find in L when that version becomes the oldest round.
+        """
+        slots = torch.arange(self.h, device=staleness.device)
+        return ((self.round - staleness + 1) % self.h == slots[:, None]) & (staleness <= self.h)
+
+    def _least_similar(self, dots: Tensor, norms: Tensor) -> Tensor:
+        """Return the slot of each upload's collaborator (Eq. 6)."""
         similarity = cosine(dots, norms[:, None], self.global_norms)  # Eq. 5
-        slots = torch.arange(self.h, device=g.device)
+        slots = torch.arange(self.h, device=dots.device)
         # While G is empty all are infinite and a slot that is still zero is chosen: g̃ = g.
         similarity = similarity.masked_fill(slots >= self.round, torch.inf)
         # The oldest of equals wins, and what differs by rounding alone is equal.
         oldest_first = (self.round + slots) % self.h
-        partner = oldest_first[similarity[:, oldest_first].round(decimals=6).argmin(dim=1)]  # Eq. 6
-        return partner, dots.gather(1, partner[:, None])[:, 0]
+        return oldest_first[similarity[:, oldest_first].round(decimals=6).argmin(dim=1)]  # Eq. 6
 
-    def _fused_norms(self, norms: Tensor, partner: Tensor, dots: Tensor) -> Tensor:
+    def _fused_norms(self, norms: Tensor, dots: Tensor, partner: Tensor) -> Tensor:
         """Return `‖g_i + α G_j*(i)‖` from the Gram matrix."""
-        other = self.global_norms[partner]
-        return (norms**2 + 2 * self.alpha * dots + (self.alpha * other) ** 2).clamp_min(0).sqrt()
+        with_partner, other = dots.gather(1, partner[:, None])[:, 0], self.global_norms[partner]
+        return (norms**2 + 2 * self.alpha * with_partner + (self.alpha * other) ** 2).clamp_min(0).sqrt()
 
-    def _length(self, norms: Tensor, p: Tensor, partner: Tensor | None, dots: Tensor | None) -> Tensor:
+    def _length(self, norms: Tensor, fused_norms: Tensor, p: Tensor) -> Tensor:
         """Return the length that INA restores, the second factor of Eq. 15."""
         if self.ina_norms == "weighted":
             return p.to(norms.dtype) @ norms
-        if self.ina_norms == "fused" and partner is not None and dots is not None:
-            norms = self._fused_norms(norms, partner, dots)
-        return norms.mean()
+        return (fused_norms if self.ina_norms == "fused" else norms).mean()
 
-    def _remember(self, arrivals: Arrivals, norms: Tensor, partner: Tensor | None, dots: Tensor | None) -> None:
-        """Append the round to `L` and to the running sums behind `g_pred`."""
-        if not self.haa:
-            return
-        g, tau, k = arrivals.deltas, arrivals.staleness, len(arrivals)
-        if self.remember_fused and partner is not None and dots is not None:
-            norms = self._fused_norms(norms, partner, dots)
-            g = g + self.alpha * self.global_updates[partner]  # Eq. 7
-        slot = self.round % self.h
+    def _to_keep(self, g: Tensor, partner: Tensor | None) -> Tensor:
+        """Return what `L` keeps of the uploads if not the uploads themselves."""
+        if self.remember_fused and partner is not None:
+            g = g + self.alpha * self.global_updates[partner].to(g.dtype)  # Eq. 7
+        return g if self.sketch is None else sketched(g, self.signs, self.fresh_sums.shape[1])
 
-        def store(ring: Tensor, values: Tensor) -> None:
-            ring[:, :k].index_copy_(0, slot, values.to(ring.dtype)[None])
-            if k < self.k:  # a round closed by a deadline
-                ring[:, k:].index_fill_(0, slot, 0)
+    def _remember(self, arrivals: Arrivals, norms: Tensor, members: Tensor, now: Tensor) -> None:
+        """Note who uploaded what the pass over the uploads has put into `L`."""
+        rings = (self.upload_norms, norms), (self.upload_staleness, arrivals.staleness)
+        for ring, values in (*rings, (self.upload_clients, arrivals.clients)):
+            ring[:, : len(values)].index_copy_(0, now, values.to(ring.dtype)[None])
+            if len(values) < self.k:  # a round closed by a deadline
+                ring[:, len(values) :].index_fill_(0, now, 0)
+        self.fresh_counts += members.sum(dim=1)
 
-        store(self.uploads, g)
-        store(self.upload_norms, norms)
-        store(self.upload_staleness, tau)
-        store(self.upload_clients, arrivals.clients)
-        # An upload with staleness τ was computed from the version of slot (round - τ + 1). Those with
-        # τ ≤ h are the ones Eq. 10 will find in L when that version becomes the oldest round.
-        versions = (self.round - tau + 1) % self.h
-        slots = torch.arange(self.h, device=g.device)
-        member = (versions == slots[:, None]) & (tau <= self.h)  # (h, K)
-        self.fresh_sums.addmm_(member.to(g.dtype), g)
-        self.fresh_counts += member.sum(dim=1)
+    def _judge(self, oldest: Tensor, dots: Tensor, length: Tensor) -> None:
+        """Judge the oldest uploads by what arrived since from the model of their round (Eqs. 10-14).
 
-    def _evaluate(self) -> None:
-        """Judge the oldest uploads by what arrived since from the model of their round (Eqs. 10-14)."""
-        slot = (self.round + 1) % self.h
-        uploads, norms = at(self.uploads, slot), at(self.upload_norms, slot)
-        tau, clients = at(self.upload_staleness, slot), at(self.upload_clients, slot)
-        fresh_sum, support = at(self.fresh_sums, slot), at(self.fresh_counts, slot)
-
-        # g_pred = mean(S) (Eqs. 10, 11); the cosine does not mind that the sum is longer.
-        dots, length = (uploads @ fresh_sum).double(), fresh_sum.norm().double()
+        `g_pred = mean(S)` (Eqs. 10, 11); the cosine does not mind that `dots` and `length` are of the sum.
+        """
+        rings = self.upload_norms, self.upload_staleness, self.upload_clients, self.fresh_counts
+        norms, tau, clients, support = (at(ring, oldest) for ring in rings)
+        dots, length = dots.double(), length.double()
         if self.leave_one_out:
             own = tau == 1  # of the oldest round, exactly these are members of S
             length = (length**2 - own * (2 * dots - norms.double() ** 2)).clamp_min(0).sqrt()
@@ -261,12 +278,44 @@ class FedHist(Strategy):
         judged = (self.round + 1 >= self.h) & (support > 0) & (tau > 0)
         step = self.gamma * (utility - self.utility[clients])  # Eq. 14
         self.utility.index_add_(0, clients, torch.where(judged, step, 0.0).to(self.utility.dtype))
-
-        # The slot now belongs to the next version.
-        self.fresh_sums.index_fill_(0, slot, 0)
-        self.fresh_counts.index_fill_(0, slot, 0)
+        self.fresh_counts.index_fill_(0, oldest, 0)  # the slot now belongs to the next version
 
 
-def at(ring: Tensor, slot: Tensor) -> Tensor:
-    """Return one slot of a ring: a view on the CPU, where reading the index costs no wait."""
-    return ring[int(slot)] if ring.device.type == "cpu" else ring.index_select(0, slot)[0]
+def passes_for(g: Tensor, k: int, h: int) -> ModuleType:
+    """Return the module whose passes are the fastest that work for these uploads."""
+    kernels = _kernels() if g.device.type == "cuda" and g.dtype == torch.float32 else None
+    return kernels if kernels is not None and max(k, h + 1) <= kernels.MOST else plain
+
+
+@lru_cache
+def _kernels() -> ModuleType | None:
+    try:
+        from fedhist.strategies import kernels  # noqa: PLC0415
+
+        one = torch.ones(2, device="cuda")
+        kernels.finish(one, None, one, torch.zeros(1, dtype=torch.int64, device="cuda"))
+    except Exception:
+        return None
+    return kernels
+
+
+def random_signs(num_params: int) -> Tensor:
+    """Return as many random signs, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (num_params,), dtype=torch.int8, generator=generator) * 2 - 1
+
+
+def sketched(g: Tensor, signs: Tensor, width: int) -> Tensor:
+    """Return random projections of vectors: coordinate j goes, with its sign, to bin j mod `width`.
+
+    Dot products survive in the mean (Charikar, Chen and Farach-Colton, ICALP 2002).
+    """
+    whole_bins = g.shape[1] // width * width
+
+    def bins(vector: Tensor) -> Tensor:
+        vector = vector * signs
+        total = vector[:whole_bins].view(-1, width).sum(dim=0)
+        total[: len(vector) - whole_bins] += vector[whole_bins:]
+        return total
+
+    return torch.stack([bins(vector) for vector in g])

@@ -1,0 +1,72 @@
+"""The passes over vectors as long as the model that a round of FedHist takes.
+
+Here in plain PyTorch, one operation after the other; :mod:`fedhist.strategies.kernels` does each in one pass
+on a GPU.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def sweep(
+    g: Tensor,
+    mix: Tensor,
+    history: Tensor | None,
+    uploads: Tensor | None,
+    fresh: Tensor | None,
+    now: Tensor,
+    oldest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Read the uploads, and what is remembered, and remember the uploads.
+
+    Parameters
+    ----------
+    g
+        ``(K, P)``: the uploads.
+    mix
+        ``(h + 1, K)``: which uploads join each slot's fresh sum and, last, the weights of the aggregate.
+    history
+        ``(h, P)``: past global updates, or None.
+    uploads, fresh
+        ``(h, K, P)`` and ``(h, P)``: past uploads and fresh sums, or None.
+    now, oldest
+        The slot of this round and of the oldest one, whose fresh sum is used and then set to zero.
+
+    Returns
+    -------
+    The norms of the uploads ``(K,)``, their dots with the past updates ``(K, h)``, the aggregate ``(P,)``,
+    the oldest uploads' dots with their fresh sum ``(K,)``, and the norm of that sum.
+    """
+    k = len(g)
+    norms, aggregate = g.norm(dim=1), mix[-1] @ g
+    dots = g.new_zeros((k, len(mix) - 1)) if history is None else g @ history.to(g.dtype).T
+    if uploads is None or fresh is None:
+        return norms, dots, aggregate, norms, norms[0]
+    uploads[:, :k].index_copy_(0, now, g[None].to(uploads.dtype))
+    if k < uploads.shape[1]:  # a round closed by a deadline
+        uploads[:, k:].index_fill_(0, now, 0)
+    fresh.addmm_(mix[:-1], g)
+    old, total = at(uploads, oldest).to(g.dtype), at(fresh, oldest)
+    judged, length = old @ total, total.norm()
+    fresh.index_fill_(0, oldest, 0)
+    return norms, dots, aggregate, judged, length
+
+
+def blend(aggregate: Tensor, history: Tensor, shares: Tensor) -> Tensor:
+    """Add `shares` of the past global updates to the aggregate, in place; return its norm."""
+    norm: Tensor = aggregate.add_(shares.to(aggregate.dtype) @ history.to(aggregate.dtype)).norm()
+    return norm
+
+
+def finish(aggregate: Tensor, history: Tensor | None, scales: Tensor, now: Tensor) -> None:
+    """Put the aggregate times ``scales[1]`` into `history`, and multiply it by ``scales[0]`` in place."""
+    scales = scales.to(aggregate.dtype)
+    if history is not None:
+        history.index_copy_(0, now, (aggregate * scales[1])[None].to(history.dtype))
+    aggregate.mul_(scales[0])
+
+
+def at(ring: Tensor, slot: Tensor) -> Tensor:
+    """Return one slot of a ring: a view on the CPU, where reading the index costs no wait."""
+    return ring[int(slot)] if ring.device.type == "cpu" else ring.index_select(0, slot)[0]
