@@ -103,7 +103,7 @@ def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: py
     roomy = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL)
     trial = fh.Trial("fedhist", task, k=3, rounds=12)
     schedule = make_schedule(task.num_clients, 3, 12, trial.devices)
-    largest = sum(memory.needed(trial, schedule, plan_versions(schedule), "threaded", CPU).values())
+    largest = sum(memory.needed(trial, schedule, plan_versions(schedule), "threaded", 0).values())
     monkeypatch.setattr(engine, "available", lambda _: task.num_bytes + 2.5 * largest / memory.SHARE)
     together: list[int] = []
     tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))

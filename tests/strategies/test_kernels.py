@@ -28,12 +28,11 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("k", "capacity", "h", "num_params"),
-    [(3, 3, 4, 1000), (1, 1, 1, 5), (10, 10, 5, 257), (2, 5, 3, 300), (20, 20, 17, 70)],
+    [(3, 3, 4, 1000), (1, 1, 1, 5), (10, 10, 5, 257), (2, 5, 3, 300), (20, 20, 17, 70), (3, 3, 2, 2048)],
 )
 def test_one_pass_does_what_many_do(k: int, capacity: int, h: int, num_params: int, dtype: torch.dtype) -> None:
-    g, mix = randn(k, num_params), torch.zeros(h + 1, k, device=DEVICE)
-    mix[torch.arange(k) % h, torch.arange(k)] = 1
-    mix[-1] = torch.rand(k, generator=torch.Generator().manual_seed(1))
+    g, weights = randn(k, num_params), torch.rand(k, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    joins = torch.arange(k, device=DEVICE) % (h + 1)  # the last ones none
     now, oldest = (torch.tensor([slot], device=DEVICE) for slot in (2 % h, 3 % h))
     shares = torch.rand(h, generator=torch.Generator().manual_seed(2)).to(DEVICE) * (
         torch.arange(h, device=DEVICE) != 1
@@ -46,7 +45,7 @@ def test_one_pass_does_what_many_do(k: int, capacity: int, h: int, num_params: i
             randn(h, capacity, num_params, dtype=dtype),
             randn(h, num_params),
         )
-        norms, dots, aggregate, judged, length = by.sweep(g, mix, history, uploads, fresh, now, oldest)
+        norms, dots, aggregate, judged, length = by.sweep(g, weights, joins, history, uploads, fresh, now, oldest, h)
         norm = by.blend(aggregate, history, shares)
         by.finish(aggregate, history, scales, now)
         return [norms, dots, aggregate, judged, length, norm, history, uploads, fresh]
@@ -58,11 +57,12 @@ def test_one_pass_does_what_many_do(k: int, capacity: int, h: int, num_params: i
 
 
 def test_without_memory() -> None:
-    g, mix = randn(4, 50), torch.rand(3, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    g, weights = randn(4, 50), torch.rand(4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    joins = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     slot = torch.tensor([0], device=DEVICE)
     for found, expected in zip(
-        kernels.sweep(g, mix, None, None, None, slot, slot)[:3],
-        passes.sweep(g, mix, None, None, None, slot, slot)[:3],
+        kernels.sweep(g, weights, joins, None, None, None, slot, slot, 2)[:3],
+        passes.sweep(g, weights, joins, None, None, None, slot, slot, 2)[:3],
         strict=True,
     ):
         torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-4)

@@ -31,8 +31,8 @@ BLOCK = 64
 """Rounds whose batches are drawn and sent to the device at a time, at most."""
 TABLE = 1 << 24
 """Indices in such a table, at most."""
-WARM_UP = 3
-"""Rounds before capture: libraries allocate their workspaces in the first ones."""
+WARM_UP = 1
+"""Rounds before capture: libraries compile kernels and allocate their workspaces in the first one."""
 STREAMS = 8
 """Pieces of a round that a captured graph may run at the same time."""
 

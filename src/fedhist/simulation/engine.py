@@ -24,7 +24,15 @@ from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial
 from fedhist.strategies import Strategy
-from fedhist.training import TRAINERS, Evaluation, LocalSGD, ReferenceTrainer, ThreadedTrainer, why_not_batched
+from fedhist.training import (
+    TRAINERS,
+    Evaluation,
+    LocalSGD,
+    ReferenceTrainer,
+    ThreadedTrainer,
+    bytes_per_client,
+    why_not_batched,
+)
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories, so far, of the runs that take it together."""
@@ -194,7 +202,8 @@ def simulate_many(
     histories: dict[int, History] = {}
     for together in _batches(trials):
         kind = _kind(trainer, [trials[i] for i in together], devices[0])
-        needs = {i: needed(trials[i], *planned[i], kind, devices[0]) for i in together}
+        per_client = _bytes_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
+        needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in together}
         data = sum({trials[i].task.data: trials[i].task.num_bytes for i in together}.values())
         budgets = [available(each) - data for each in devices]
         for wave in in_waves(needs, budgets, [str(trial) for trial in trials]):
@@ -268,6 +277,20 @@ def _devices(device: str | torch.device) -> list[torch.device]:
         f"device={str(device)!r} is not there; this machine has {torch.cuda.device_count()} GPUs.",
     )
     return [torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)]
+
+
+def _bytes_per_client(trials: Sequence[Trial], device: torch.device) -> dict[Trial, int]:
+    """Return the memory that training one client of each trial takes; what is alike is measured once."""
+    measured: dict[tuple[object, ...], int] = {}
+    by_trial = {}
+    for trial in trials:
+        task, objective = trial.task, trial.method.objective
+        batch = min(trial.local.batch_size, int(task.sizes.max()))
+        key = *task.data, id(task.model), repr(objective), batch
+        if key not in measured:
+            measured[key] = bytes_per_client(task, objective, batch, device)
+        by_trial[trial] = measured[key]
+    return by_trial
 
 
 def _kind(name: str, trials: Sequence[Trial], device: torch.device) -> str:

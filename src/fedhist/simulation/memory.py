@@ -17,13 +17,12 @@ import torch
 from fedhist.errors import InvalidInput
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
-from fedhist.training import bytes_per_client
 
 SHARE = 0.9
 """How much of the free memory is planned with; what libraries and allocators take is not known."""
 
 
-def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, device: torch.device) -> dict[str, int]:
+def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, per_client: int) -> dict[str, int]:
     """Return the bytes a run takes, by what for; its task's data, which others share, are not counted."""
     task, layout, objective = trial.task, trial.task.layout, trial.method.objective
     vector = layout.size * layout.dtype.itemsize
@@ -38,7 +37,7 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, de
         holders = task.num_clients if trainer == "batched" else len(set(schedule.clients.ravel().tolist()))
         parts["clients' last models"] = holders * vector
     if trainer == "batched":
-        parts["training"] = schedule.k * bytes_per_client(task, objective, trial.local, device)
+        parts["training"] = schedule.k * per_client
     return parts
 
 

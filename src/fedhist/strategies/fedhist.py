@@ -167,25 +167,28 @@ class FedHist(Strategy):
         g = arrivals.deltas
         now, oldest = self.round % self.h, (self.round + 1) % self.h
         p = self.last_weights = normalised(self.weights(arrivals))
-        members = self._members(arrivals.staleness)
+        slots = self._joins(arrivals.staleness)
         to_the_letter = self.ina and self.ina_direction == "sum"
-        mix = torch.cat([members, (torch.ones_like(p) if to_the_letter else p)[None]]).to(g.dtype)
 
-        passes = passes_for(g, self.k, self.h)
+        passes = passes_for(g)
         past = self.global_updates if self.egs else None
         at_once = self.haa and self.sketch is None and not self.remember_fused
         memory = (self.uploads, self.fresh_sums) if at_once else (None, None)
         aggregate: Tensor
-        norms, dots, aggregate, *judged = passes.sweep(g, mix, past, *memory, now, oldest)
+        weights = torch.ones_like(p) if to_the_letter else p
+        norms, dots, aggregate, *judged = passes.sweep(g, weights, slots, past, *memory, now, oldest, self.h)
 
         partner = self._least_similar(dots, norms) if self.egs else None
-        fused_norms = norms if partner is None else self._fused_norms(norms, dots, partner)
+        fused_norms = norms
+        if partner is not None and (self.remember_fused or self.ina_norms == "fused"):
+            fused_norms = self._fused_norms(norms, dots, partner)
         if self.haa:
             if not at_once:
                 kept = self._to_keep(g, partner)
-                *_, to_predicted, length = passes.sweep(kept, mix, None, self.uploads, self.fresh_sums, now, oldest)
+                memory = self.uploads, self.fresh_sums
+                *_, to_predicted, length = passes.sweep(kept, p, slots, None, *memory, now, oldest, self.h)
                 judged = [to_predicted, length]
-            self._remember(arrivals, fused_norms if self.remember_fused else norms, members, now)
+            self._remember(arrivals, fused_norms if self.remember_fused else norms, slots, now)
             self._judge(oldest, *judged)
 
         if partner is None or to_the_letter:
@@ -214,14 +217,13 @@ class FedHist(Strategy):
         # Two negative weights would normalise to positive ones that favour the worse client.
         return weights if self.weight_floor is None else weights.clamp_min(self.weight_floor)
 
-    def _members(self, staleness: Tensor) -> Tensor:
-        """Return which uploads join the fresh sum of each slot, ``(h, K)``.
+    def _joins(self, staleness: Tensor) -> Tensor:
+        """Return the slot whose fresh sum each upload joins; h for none.
 
         An upload with staleness τ was computed from the version of slot (round - τ + 1). Those with τ ≤ h are
         the ones Eq. 10 will find in L when that version becomes the oldest round.
         """
-        slots = torch.arange(self.h, device=staleness.device)
-        return ((self.round - staleness + 1) % self.h == slots[:, None]) & (staleness <= self.h)
+        return torch.where(staleness <= self.h, (self.round - staleness + 1) % self.h, self.h)
 
     def _least_similar(self, dots: Tensor, norms: Tensor) -> Tensor:
         """Return the slot of each upload's collaborator (Eq. 6)."""
@@ -250,14 +252,14 @@ class FedHist(Strategy):
             g = g + self.alpha * self.global_updates[partner].to(g.dtype)  # Eq. 7
         return g if self.sketch is None else sketched(g, self.signs, self.fresh_sums.shape[1])
 
-    def _remember(self, arrivals: Arrivals, norms: Tensor, members: Tensor, now: Tensor) -> None:
+    def _remember(self, arrivals: Arrivals, norms: Tensor, slots: Tensor, now: Tensor) -> None:
         """Note who uploaded what the pass over the uploads has put into `L`."""
         rings = (self.upload_norms, norms), (self.upload_staleness, arrivals.staleness)
         for ring, values in (*rings, (self.upload_clients, arrivals.clients)):
             ring[:, : len(values)].index_copy_(0, now, values.to(ring.dtype)[None])
             if len(values) < self.k:  # a round closed by a deadline
                 ring[:, len(values) :].index_fill_(0, now, 0)
-        self.fresh_counts += members.sum(dim=1)
+        self.fresh_counts += (slots == torch.arange(self.h, device=slots.device)[:, None]).sum(dim=1)
 
     def _judge(self, oldest: Tensor, dots: Tensor, length: Tensor) -> None:
         """Judge the oldest uploads by what arrived since from the model of their round (Eqs. 10-14).
@@ -281,10 +283,10 @@ class FedHist(Strategy):
         self.fresh_counts.index_fill_(0, oldest, 0)  # the slot now belongs to the next version
 
 
-def passes_for(g: Tensor, k: int, h: int) -> ModuleType:
+def passes_for(g: Tensor) -> ModuleType:
     """Return the module whose passes are the fastest that work for these uploads."""
     kernels = _kernels() if g.device.type == "cuda" and g.dtype == torch.float32 else None
-    return kernels if kernels is not None and max(k, h + 1) <= kernels.MOST else plain
+    return plain if kernels is None else kernels
 
 
 @lru_cache

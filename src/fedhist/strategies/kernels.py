@@ -7,65 +7,70 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 64
-"""Uploads a round, and rounds remembered, up to which a program can hold them in registers."""
-PROGRAMS_PER_CORE = 16
+SLOTS = 8
+"""Past global updates whose parts a program holds in registers at a time."""
 
 
 @triton.jit
 def _sweep(
-    g_ptr, mix_ptr, history_ptr, uploads_ptr, fresh_ptr, aggregate_ptr, sums_ptr, now_ptr, oldest_ptr, num_params, k,
-    CAPACITY: tl.constexpr, H: tl.constexpr, HAS_HISTORY: tl.constexpr, HAS_UPLOADS: tl.constexpr,
-    ROWS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    g_ptr, weights_ptr, slots_ptr, history_ptr, uploads_ptr, fresh_ptr, aggregate_ptr, sums_ptr, now_ptr, oldest_ptr,
+    num_params, k, capacity, h, HAS_HISTORY: tl.constexpr, HAS_UPLOADS: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One pass over uploads `g`, past global updates, oldest uploads and fresh sums; see :func:`sweep`."""
-    row, slot = tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    mix = tl.load(mix_ptr + slot[:, None] * ROWS + row[None, :])
-    now, oldest = tl.load(now_ptr), tl.load(oldest_ptr)
-    used = ((tl.sum(tl.abs(mix), axis=1) > 0) | (slot == oldest)) & (slot < H)
-    squares = tl.zeros((ROWS, ROWS), tl.float32)
-    dots = tl.zeros((ROWS, SLOTS), tl.float32)
-    judged = tl.zeros((ROWS, SLOTS), tl.float32)
-    lengths = tl.zeros((SLOTS, SLOTS), tl.float32)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, num_params, tl.num_programs(0) * BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = (column < num_params)[None, :]
-        of_row = row[:, None].to(tl.int64) * num_params + column[None, :]
+    """One block of columns of :func:`fedhist.strategies.passes.sweep`, for some of the past global updates.
+
+    A row of `sums` holds, for each upload, its dots with the past updates, its square and its dot with the
+    fresh sum, and last the square of that sum.
+    """
+    first = tl.program_id(1) * SLOTS  # of the past global updates
+    zero = tl.program_id(0).to(tl.int64) * 0  # what is added to it does not overflow
+    column = zero + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < num_params
+    slot = first + tl.arange(0, SLOTS)
+    sums = sums_ptr + tl.program_id(0).to(tl.int64) * (capacity * (h + 2) + 1)
+    if HAS_HISTORY:
         of_slot = slot[:, None].to(tl.int64) * num_params + column[None, :]
-        g = tl.load(g_ptr + of_row, mask=(row < k)[:, None] & inside, other=0.0)
-        squares = tl.dot(g, tl.trans(g), squares, input_precision=PRECISION)
-        mixed = tl.dot(mix, g, input_precision=PRECISION)
-        tl.store(aggregate_ptr + column[None, :] + slot[:, None] * 0, mixed, mask=(slot == H)[:, None] & inside)
+        past = tl.load(history_ptr + of_slot, mask=(slot < h)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    now, oldest = tl.load(now_ptr), tl.load(oldest_ptr)
+    total = tl.zeros((BLOCK,), tl.float32)
+    following = tl.load(g_ptr + column, mask=inside, other=0.0)
+    for i in range(k):
+        g = following
+        # The next upload is on its way while this one is worked on.
+        ahead = zero + tl.minimum(i + 1, k - 1)
+        following = tl.load(g_ptr + ahead * num_params + column, mask=inside, other=0.0)
         if HAS_HISTORY:
-            past = tl.load(history_ptr + of_slot, mask=(slot < H)[:, None] & inside, other=0.0).to(tl.float32)
-            dots = tl.dot(g, tl.trans(past), dots, input_precision=PRECISION)
+            tl.store(sums + i * (h + 2) + slot, tl.sum(g[None, :] * past, axis=1), mask=slot < h)
+        if first == 0:
+            tl.store(sums + i * (h + 2) + h, tl.sum(g * g))
+            total += tl.load(weights_ptr + i) * g
+            if HAS_UPLOADS:
+                tl.store(uploads_ptr + (now * capacity + i) * num_params + column, g, mask=inside)
+                joins = tl.load(slots_ptr + i)
+                if joins < h:
+                    joined = fresh_ptr + joins * num_params + column
+                    tl.store(joined, tl.load(joined, mask=inside) + g, mask=inside)
+    if first == 0:
+        tl.store(aggregate_ptr + column, total, mask=inside)
         if HAS_UPLOADS:
-            fresh = tl.load(fresh_ptr + of_slot, mask=used[:, None] & inside, other=0.0)
-            fresh += tl.where((slot < H)[:, None], mixed, 0.0)
-            old = g
-            if H > 1:
-                of_old = oldest * CAPACITY * num_params + of_row
-                old = tl.load(uploads_ptr + of_old, mask=(row < CAPACITY)[:, None] & inside, other=0.0).to(tl.float32)
-            judged = tl.dot(old, tl.trans(fresh), judged, input_precision=PRECISION)
-            lengths = tl.dot(fresh, tl.trans(fresh), lengths, input_precision=PRECISION)
-            # The oldest slot belongs to the next version from here on.
-            kept = tl.where((slot == oldest)[:, None], 0.0, fresh)
-            tl.store(fresh_ptr + of_slot, kept, mask=used[:, None] & inside)
-            tl.store(uploads_ptr + now * CAPACITY * num_params + of_row, g, mask=(row < CAPACITY)[:, None] & inside)
-    sums = sums_ptr + tl.program_id(0) * (ROWS + 2 * SLOTS) * (ROWS + SLOTS)
-    width: tl.constexpr = ROWS + SLOTS
-    tl.store(sums + row[:, None] * width + row[None, :], squares)
-    tl.store(sums + row[:, None] * width + ROWS + slot[None, :], dots)
-    sums += ROWS * width
-    tl.store(sums + slot[None, :] * width + row[:, None], judged)
-    sums += SLOTS * width
-    tl.store(sums + slot[:, None] * width + slot[None, :], lengths)
+            nothing = tl.zeros((BLOCK,), tl.float32)
+            for i in range(k, capacity):  # a round closed by a deadline
+                tl.store(uploads_ptr + (now * capacity + i) * num_params + column, nothing, mask=inside)
+            fresh = tl.load(fresh_ptr + oldest * num_params + column, mask=inside, other=0.0)
+            # The slot belongs to the next version from here on.
+            tl.store(fresh_ptr + oldest * num_params + column, nothing, mask=inside)
+            tl.store(sums + capacity * (h + 2), tl.sum(fresh * fresh))
+            for i in range(capacity):
+                of_old = (oldest * capacity + i) * num_params + column
+                old = tl.load(uploads_ptr + of_old, mask=inside, other=0.0).to(tl.float32)
+                tl.store(sums + i * (h + 2) + h + 1, tl.sum(old * fresh))
 
 
 @triton.jit
 def _blend(aggregate_ptr, history_ptr, shares_ptr, sums_ptr, num_params, H: tl.constexpr, BLOCK: tl.constexpr):
     """Add shares of the past global updates to the aggregate, and up the squares of the result."""
     squares = tl.zeros((BLOCK,), tl.float32)
+    zero = tl.program_id(0).to(tl.int64) * 0
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, num_params, tl.num_programs(0) * BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < num_params
@@ -73,7 +78,7 @@ def _blend(aggregate_ptr, history_ptr, shares_ptr, sums_ptr, num_params, H: tl.c
         for slot in range(H):
             share = tl.load(shares_ptr + slot)
             if share != 0.0:
-                past = tl.load(history_ptr + slot * num_params.to(tl.int64) + column, mask=inside, other=0.0)
+                past = tl.load(history_ptr + (zero + slot) * num_params + column, mask=inside, other=0.0)
                 total += share * past.to(tl.float32)
         tl.store(aggregate_ptr + column, total, mask=inside)
         squares += total * total
@@ -94,50 +99,43 @@ def _finish(
         tl.store(history_ptr + place, value * tl.load(scales_ptr + 1), mask=inside)
 
 
-def _programs(device: torch.device, num_params: int, block: int) -> int:
-    cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return min(int(triton.cdiv(num_params, block)), PROGRAMS_PER_CORE * cores)
-
-
-def _precision(device: torch.device) -> str:
-    """Tensor cores multiply in TF32; three products of a number's parts give it back its 24 bits."""
-    return "tf32x3" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "ieee"
-
-
 def sweep(
     g: Tensor,
-    mix: Tensor,
+    weights: Tensor,
+    slots: Tensor,
     history: Tensor | None,
     uploads: Tensor | None,
     fresh: Tensor | None,
     now: Tensor,
     oldest: Tensor,
+    h: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Do :func:`fedhist.strategies.passes.sweep` in one pass."""
-    g, (k, num_params), h = g.contiguous(), g.shape, len(mix) - 1
+    g, (k, num_params) = g.contiguous(), g.shape
     capacity = k if uploads is None else uploads.shape[1]
-    rows, slots = (max(16, int(triton.next_power_of_2(n))) for n in (capacity, h + 1))
-    padded = g.new_zeros((slots, rows))
-    padded[: h + 1, :k] = mix
-    block = 128 if rows == slots == 16 else 32
-    programs = _programs(g.device, num_params, block)
-    sums = g.new_empty((programs, rows + 2 * slots, rows + slots))
+    block = 1024 if num_params >= 1 << 20 else 256
+    blocks = triton.cdiv(num_params, block)
+    sums = g.new_zeros((blocks, capacity * (h + 2) + 1))
     aggregate = g.new_empty(num_params)
-    _sweep[(programs,)](
-        g, padded, g if history is None else history, g if uploads is None else uploads, g if fresh is None else fresh,
-        aggregate, sums, now, oldest, num_params, k,
-        capacity, h, history is not None, uploads is not None, rows, slots, block, _precision(g.device), num_warps=2,
+    tensors = [g if tensor is None else tensor for tensor in (history, uploads, fresh)]
+    tile = min(int(triton.next_power_of_2(h)), SLOTS)
+    _sweep[(blocks, triton.cdiv(h, tile) if history is not None else 1)](
+        g, weights.to(g.dtype), slots, *tensors, aggregate, sums, now, oldest,
+        num_params, k, capacity, h, history is not None, uploads is not None, tile, block,
     )  # fmt: skip
     total = sums.sum(dim=0, dtype=torch.float64)
-    squares, dots = total[:k, :rows].diagonal(), total[:k, rows : rows + h]
-    judged = total[rows : rows + slots, :rows].index_select(0, oldest)[0, :capacity]
-    length = total[rows + slots :, :slots].diagonal().index_select(0, oldest)[0]
-    return squares.sqrt(), dots, aggregate, judged, length.sqrt()
+    table = total[:-1].view(capacity, h + 2)
+    return table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt()
+
+
+def _programs(num_params: int) -> int:
+    """Return into how many parts a pass is cut, whose sums are then added up."""
+    return min(int(triton.cdiv(num_params, 1024)), 2048)
 
 
 def blend(aggregate: Tensor, history: Tensor, shares: Tensor) -> Tensor:
     """Do :func:`fedhist.strategies.passes.blend` in one pass."""
-    programs = _programs(aggregate.device, len(aggregate), 1024)
+    programs = _programs(len(aggregate))
     sums = aggregate.new_empty(programs)
     arguments = aggregate, history, shares.to(aggregate.dtype), sums, len(aggregate), len(history)
     _blend[(programs,)](*arguments, 1024)

@@ -6,17 +6,20 @@ on a GPU.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def sweep(
     g: Tensor,
-    mix: Tensor,
+    weights: Tensor,
+    slots: Tensor,
     history: Tensor | None,
     uploads: Tensor | None,
     fresh: Tensor | None,
     now: Tensor,
     oldest: Tensor,
+    h: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Read the uploads, and what is remembered, and remember the uploads.
 
@@ -24,8 +27,10 @@ def sweep(
     ----------
     g
         ``(K, P)``: the uploads.
-    mix
-        ``(h + 1, K)``: which uploads join each slot's fresh sum and, last, the weights of the aggregate.
+    weights
+        ``(K,)``: their weights in the aggregate.
+    slots
+        ``(K,)``: the slot whose fresh sum each upload joins; h for none.
     history
         ``(h, P)``: past global updates, or None.
     uploads, fresh
@@ -39,14 +44,14 @@ def sweep(
     the oldest uploads' dots with their fresh sum ``(K,)``, and the norm of that sum.
     """
     k = len(g)
-    norms, aggregate = g.norm(dim=1), mix[-1] @ g
-    dots = g.new_zeros((k, len(mix) - 1)) if history is None else g @ history.to(g.dtype).T
+    norms, aggregate = g.norm(dim=1), weights.to(g.dtype) @ g
+    dots = g.new_zeros((k, h)) if history is None else g @ history.to(g.dtype).T
     if uploads is None or fresh is None:
         return norms, dots, aggregate, norms, norms[0]
     uploads[:, :k].index_copy_(0, now, g[None].to(uploads.dtype))
     if k < uploads.shape[1]:  # a round closed by a deadline
         uploads[:, k:].index_fill_(0, now, 0)
-    fresh.addmm_(mix[:-1], g)
+    fresh.addmm_((slots == torch.arange(h, device=g.device)[:, None]).to(g.dtype), g)
     old, total = at(uploads, oldest).to(g.dtype), at(fresh, oldest)
     judged, length = old @ total, total.norm()
     fresh.index_fill_(0, oldest, 0)

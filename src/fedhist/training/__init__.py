@@ -38,7 +38,7 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device) -> s
     return None
 
 
-def bytes_per_client(task: Task, objective: Objective, local: LocalSGD, device: torch.device) -> int:
+def bytes_per_client(task: Task, objective: Objective, batch: int, device: torch.device) -> int:
     """Return how much memory of a GPU each client of a batch takes while it trains; 0 for a CPU."""
     if device.type != "cuda":
         return 0
@@ -46,7 +46,7 @@ def bytes_per_client(task: Task, objective: Objective, local: LocalSGD, device: 
     with torch.cuda.device(device):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        _try_batch(task, objective, device, clients, min(local.batch_size, int(task.sizes.max())))
+        _try_batch(task, objective, device, clients, batch)
         return (torch.cuda.max_memory_allocated() - before) // clients
 
 
