@@ -67,7 +67,7 @@ class Settings(BaseModel):
         "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )
     device: str = _in("Run", "auto", "auto, cpu or cuda.")
-    trainer: str = _in("Run", "auto", "auto, reference, threaded or batched.")
+    trainer: str = _in("Run", "auto", "auto, reference, threaded, native or batched.")
     target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 
     @pydantic.field_validator("strategy", mode="before")

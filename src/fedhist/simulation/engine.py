@@ -22,7 +22,15 @@ from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.strategies import Strategy
-from fedhist.training import TRAINERS, Evaluation, LocalSGD, ReferenceTrainer, ThreadedTrainer, why_not_batched
+from fedhist.training import (
+    TRAINERS,
+    Evaluation,
+    LocalSGD,
+    ReferenceTrainer,
+    ThreadedTrainer,
+    why_not_batched,
+    why_not_native,
+)
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories so far, one per run."""
@@ -87,7 +95,7 @@ def simulate(
     device
         "auto", "cpu" or "cuda".
     trainer
-        "auto", or one of "reference", "threaded" and "batched".
+        "auto", or one of "reference", "threaded", "native" and "batched".
     on_round
         Called after every round with its number and a list with this run's history.
     """
@@ -225,9 +233,14 @@ def _rounds_of(name: str, runs: Sequence[Run], local: LocalSGD, device: torch.de
         name in ("auto", "reference") or not task.is_random,
         f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
     )
-    require(name != "threaded" or device.type == "cpu", f"trainer='threaded' is for the CPU, not for {device}.")
-    if name == "threaded" or (name == "auto" and device.type == "cpu" and not task.is_random):
-        return QueuedRounds(runs, local, ThreadedTrainer(task))
+    on_cpu = device.type == "cpu"
+    require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
+    if name == "native":
+        for run in {(run.task, run.seed, repr(run.method.objective)): run for run in runs}.values():
+            reason = why_not_native(run.task, run.seed, run.method.objective)
+            require(reason is None, f"trainer='native' cannot train {run.method.name}'s clients, use 'auto': {reason}.")
+    if name in ("threaded", "native") or (name == "auto" and on_cpu and not task.is_random):
+        return QueuedRounds(runs, local, ThreadedTrainer(task, native=name != "threaded"))
     if name == "batched" or (name == "auto" and not task.is_random):
         distinct = {repr(run.method.objective): run.method.objective for run in runs}.values()
         reason = next(filter(None, (why_not_batched(task, objective, device) for objective in distinct)), None)
