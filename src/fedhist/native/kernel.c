@@ -13,34 +13,34 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A tile of ROWS × COLUMNS sums fills the registers, with some left for the factors. */
+/* A tile of ROWS × COLUMNS sums fills the vector registers, 32 or 16, with some left for the factors. */
 #if defined(__AVX512F__)
-enum { LANES = 16, COLUMNS = 4 };
+enum { LANES = 16, ROWS = 6, COLUMNS = 4 };
 #elif defined(__AVX__)
-enum { LANES = 8, COLUMNS = 2 };
+enum { LANES = 8, ROWS = 6, COLUMNS = 2 };
+#elif defined(__aarch64__)
+enum { LANES = 4, ROWS = 6, COLUMNS = 4 };
 #else
-enum { LANES = 4, COLUMNS = 4 };
+enum { LANES = 4, ROWS = 6, COLUMNS = 2 };
 #endif
-enum { ROWS = 6 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
 
 /* Run TILE(rows, columns) with both as constants, so that its sums stay in registers. */
 #define WITH_COLUMNS(rows, columns, TILE)                                                                           \
     switch (columns) {                                                                                              \
     case 1: TILE(rows, 1); break;                                                                                   \
     case 2: TILE(rows, 2); break;                                                                                   \
-    case 3: TILE(rows, (3 < COLUMNS ? 3 : COLUMNS)); break;                                                         \
     default: TILE(rows, COLUMNS);                                                                                   \
-    }
+    }                                                                                                               \
+    break
 #define WITH_CONSTANTS(rows, columns, TILE)                                                                         \
     switch (rows) {                                                                                                 \
-    case 1: WITH_COLUMNS(1, columns, TILE) break;                                                                   \
-    case 2: WITH_COLUMNS(2, columns, TILE) break;                                                                   \
-    case 3: WITH_COLUMNS(3, columns, TILE) break;                                                                   \
-    case 4: WITH_COLUMNS(4, columns, TILE) break;                                                                   \
-    case 5: WITH_COLUMNS(5, columns, TILE) break;                                                                   \
-    default: WITH_COLUMNS(ROWS, columns, TILE)                                                                      \
+    case 1: WITH_COLUMNS(1, columns, TILE);                                                                         \
+    case 2: WITH_COLUMNS(2, columns, TILE);                                                                         \
+    case 4: WITH_COLUMNS(4, columns, TILE);                                                                         \
+    default: WITH_COLUMNS(ROWS, columns, TILE);                                                                     \
     }
 
 enum { CONVOLUTION, MAX_POOL, AVERAGE_POOL };
@@ -81,8 +81,10 @@ typedef struct {
     size_t image_bytes;
 } Space;
 
-static int smaller(int a, int b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* How many of the rows or columns that are left go into the next tile: sizes that WITH_CONSTANTS knows. */
+static int next_of(int left, int most) { return left >= most ? most : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
 INLINE lanes splat(float value) { return value - (lanes){0}; }
 
@@ -151,9 +153,9 @@ INLINE void accumulate(int rows, int columns, lanes sum[ROWS][COLUMNS], const fl
                        ptrdiff_t term_step, int terms, const lanes *const *column, const int32_t *term) {
     for (int k = 0; k < terms; k++, weight += term_step) {
         lanes value[COLUMNS];
-        for (int c = 0; c < columns; c++) value[c] = column[c][term[k]];
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++) sum[r][c] += splat(weight[r * row_step]) * value[c];
+        UNROLL for (int c = 0; c < columns; c++) value[c] = column[c][term[k]];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < columns; c++) sum[r][c] += splat(weight[r * row_step]) * value[c];
     }
 }
 
@@ -168,77 +170,73 @@ typedef struct {
 INLINE void product_tile(int rows, int columns, const Product *p, int row, const lanes *const *from,
                          lanes *const *to) {
     lanes sum[ROWS][COLUMNS];
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sum[r][c] = splat(p->bias ? p->bias[row + r] : 0);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) sum[r][c] = splat(p->bias ? p->bias[row + r] : 0);
     accumulate(rows, columns, sum, p->weight + row * p->row_step, p->row_step, p->term_step, p->terms, from, p->term);
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) {
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) {
             lanes *target = to[c] + p->place[row + r];
             *target = p->add ? *target + sum[r][c] : sum[r][c]; /* one by one: patches overlap */
         }
 }
 
-/* Convolve `in` into `out`, or take the gradient of `out` back to that of `in`: the same sums of products,
- * of channels with patches or of patches with channels. */
-static void convolve(const Layer *layer, bool back, const float *weight, const float *bias, Image in, Image out,
+/* Convolve `in` into row `y` of `out`, or take that row's gradient back to `in`: the same sums of products, of
+ * patches for each channel or of channels for each element of a patch. */
+static void convolve(const Layer *layer, int y, bool back, const float *weight, const float *bias, Image in, Image out,
                      const Space *space) {
     int vectors = space->vectors, patch = patch_size(layer), channels = layer->out_channels;
     Product product = back ? (Product){weight, NULL, 1, patch, channels, space->plane, space->patch, true}
                            : (Product){weight, bias, patch, 1, patch, space->patch, space->plane, false};
     int rows = back ? patch : channels, run = layer->out_width * vectors;
-    for (int y = 0; y < layer->out_height; y++)
-        for (int n = 0, columns; n < run; n += columns) {
-            columns = smaller(COLUMNS, run - n);
-            lanes *ins[COLUMNS], *outs[COLUMNS];
-            for (int c = 0; c < columns; c++) {
-                ptrdiff_t x = (n + c) / vectors, vector = (n + c) % vectors;
-                ins[c] = in.at + y * layer->stride_height * in.row + x * layer->stride_width * vectors + vector;
-                outs[c] = out.at + y * out.row + n + c;
-            }
-            lanes *const *from = back ? outs : ins, *const *to = back ? ins : outs;
-            for (int row = 0, count; row < rows; row += count) {
-                count = smaller(ROWS, rows - row);
-#define TILE(r, c) product_tile(r, c, &product, row, (const lanes *const *)from, to)
-                WITH_CONSTANTS(count, columns, TILE)
-#undef TILE
-            }
+    for (int n = 0, columns; n < run; n += columns) {
+        columns = next_of(run - n, COLUMNS);
+        lanes *ins[COLUMNS] = {0}, *outs[COLUMNS] = {0};
+        UNROLL for (int c = 0; c < columns; c++) {
+            ptrdiff_t x = (n + c) / vectors, vector = (n + c) % vectors;
+            ins[c] = in.at + y * layer->stride_height * in.row + x * layer->stride_width * vectors + vector;
+            outs[c] = out.at + y * out.row + n + c;
         }
+        lanes *const *from = back ? outs : ins, *const *to = back ? ins : outs;
+        for (int row = 0, count; row < rows; row += count) {
+            count = next_of(rows - row, ROWS);
+#define TILE(r, c) product_tile(r, c, &product, row, (const lanes *const *)from, to)
+            WITH_CONSTANTS(count, columns, TILE)
+#undef TILE
+        }
+    }
 }
 
-/* Add what one row of output pixels gives to the gradient of some channels' weights for some patch elements. */
 INLINE void gradient_tile(int rows, int columns, const Layer *layer, const lanes *in, const lanes *out,
                           const int32_t *patch, const int32_t *plane, int vectors, lanes *sums, ptrdiff_t step) {
     lanes sum[ROWS][COLUMNS];
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sum[r][c] = sums[r * step + c];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) sum[r][c] = sums[r * step + c];
     for (int x = 0; x < layer->out_width; x++, in += (ptrdiff_t)layer->stride_width * vectors, out += vectors)
         for (int vector = 0; vector < vectors; vector++) {
             lanes value[COLUMNS];
-            for (int c = 0; c < columns; c++) value[c] = in[patch[c] + vector];
-            for (int r = 0; r < rows; r++)
-                for (int c = 0; c < columns; c++) sum[r][c] += out[plane[r] + vector] * value[c];
+            UNROLL for (int c = 0; c < columns; c++) value[c] = in[patch[c] + vector];
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int c = 0; c < columns; c++) sum[r][c] += out[plane[r] + vector] * value[c];
         }
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sums[r * step + c] = sum[r][c];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) sums[r * step + c] = sum[r][c];
 }
 
-static void convolution_gradient(const Layer *layer, Image in, Image out, const Space *space, float *gradient) {
-    int patch = patch_size(layer), channels = layer->out_channels, vectors = space->vectors;
-    memset(space->sums, 0, sizeof(lanes) * (size_t)patch * (size_t)channels);
-    for (int y = 0; y < layer->out_height; y++)
-        for (int row = 0, rows; row < channels; row += rows) {
-            rows = smaller(ROWS, channels - row);
-            for (int column = 0, columns; column < patch; column += columns) {
-                columns = smaller(COLUMNS, patch - column);
-                lanes *sums = space->sums + (ptrdiff_t)row * patch + column;
+/* Add what row `y` of output pixels gives to the gradient of all weights. */
+static void convolution_gradient(const Layer *layer, int y, Image in, Image out, const Space *space) {
+    int patch = patch_size(layer), channels = layer->out_channels;
+    const lanes *ins = in.at + y * layer->stride_height * in.row, *outs = out.at + y * out.row;
+    for (int row = 0, rows; row < channels; row += rows) {
+        rows = next_of(channels - row, ROWS);
+        for (int column = 0, columns; column < patch; column += columns) {
+            columns = next_of(patch - column, COLUMNS);
+            lanes *sums = space->sums + (ptrdiff_t)row * patch + column;
 #define TILE(r, c)                                                                                                  \
-    gradient_tile(r, c, layer, in.at + y * layer->stride_height * in.row, out.at + y * out.row,                     \
-                  space->patch + column, space->plane + row, vectors, sums, patch)
-                WITH_CONSTANTS(rows, columns, TILE)
+    gradient_tile(r, c, layer, ins, outs, space->patch + column, space->plane + row, space->vectors, sums, patch)
+            WITH_CONSTANTS(rows, columns, TILE)
 #undef TILE
-            }
         }
-    for (ptrdiff_t i = 0; i < (ptrdiff_t)patch * channels; i++) gradient[i] = sum_of_lanes(space->sums[i]);
+    }
 }
 
 /* Some outputs' weight gradients for some vectors of features: here lanes are features, and examples are summed. */
@@ -246,11 +244,11 @@ INLINE void linear_tile(int rows, int columns, const float *slope, int stride, i
                         const int32_t *example, int features, int left, float *gradient) {
     lanes sum[ROWS][COLUMNS];
     const lanes *column[COLUMNS];
-    for (int c = 0; c < columns; c++) column[c] = (const lanes *)input + c;
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sum[r][c] = splat(0);
+    UNROLL for (int c = 0; c < columns; c++) column[c] = (const lanes *)input + c;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++) sum[r][c] = splat(0);
     accumulate(rows, columns, sum, slope, stride, 1, examples, column, example);
-    for (int r = 0; r < rows; r++, gradient += features) {
+    UNROLL for (int r = 0; r < rows; r++, gradient += features) {
         for (int c = 0; c < columns - 1; c++) memcpy(gradient + c * LANES, &sum[r][c], sizeof(lanes));
         int rest = left - (columns - 1) * LANES;
         memcpy(gradient + (columns - 1) * LANES, &sum[r][columns - 1], rest < LANES ? 4 * (size_t)rest : sizeof(lanes));
@@ -265,9 +263,9 @@ static void linear_gradient(const Layer *layer, Image in, Image out, int example
         for (int e = 0; e < examples; e++) space->transposed[(ptrdiff_t)e * vectors * LANES + f] = input[f * stride + e];
     for (int e = 0; e < examples; e++) space->patch[e] = e * vectors;
     for (int column = 0, columns; column < vectors; column += columns) {
-        columns = smaller(COLUMNS, vectors - column);
+        columns = next_of(vectors - column, COLUMNS);
         for (int row = 0, rows; row < layer->out_channels; row += rows) {
-            rows = smaller(ROWS, layer->out_channels - row);
+            rows = next_of(layer->out_channels - row, ROWS);
 #define TILE(r, c)                                                                                                  \
     linear_tile(r, c, slope + (ptrdiff_t)row * stride, stride, examples, space->transposed + column * LANES,        \
                 space->patch, features, features - column * LANES, gradient + (ptrdiff_t)row * features + column * LANES)
@@ -277,59 +275,57 @@ static void linear_gradient(const Layer *layer, Image in, Image out, int example
     }
 }
 
-/* Pool each window of `in` into `out`; or, given the gradient of `out`, add it to that of `in`. A window's gradient
- * goes to its first maximum, as in PyTorch. Where RELU has since changed a maximum, its gradient is zero. */
-static void pool(const Layer *layer, Image in, Image out, Image in_slope, Image out_slope, bool back, int vectors) {
+/* Pool windows of `in` into row `y` of `out`; or, given that row's gradient, add it to that of `in`. A window's
+ * gradient goes to its first maximum, as in PyTorch. Where ReLU has since changed the maximum, it is zero anyway. */
+static void pool(const Layer *layer, int y, bool back, Image in, Image out, Image in_slope, Image out_slope,
+                 int vectors) {
     int width = vectors * LANES, taps = layer->kernel_height * layer->kernel_width;
     float share = 1 / (float)taps;
     for (int channel = 0; channel < layer->channels; channel++)
-        for (int y = 0; y < layer->out_height; y++)
-            for (int x = 0; x < layer->out_width; x++) {
-                ptrdiff_t corner = channel * in.plane + y * layer->stride_height * in.row
-                                   + (ptrdiff_t)x * layer->stride_width * vectors;
-                ptrdiff_t pixel = channel * out.plane + y * out.row + (ptrdiff_t)x * vectors;
-                float *restrict pooled = (float *)(out.at + pixel);
-                float *restrict slope = (float *)(out_slope.at + pixel);
-                for (int tap = 0; tap < taps; tap++) {
-                    ptrdiff_t place = corner + tap / layer->kernel_width * in.row
-                                      + (ptrdiff_t)(tap % layer->kernel_width) * vectors;
-                    const float *restrict value = (const float *)(in.at + place);
-                    float *restrict target = (float *)(in_slope.at + place);
-                    if (layer->kind == AVERAGE_POOL && back)
-                        for (int i = 0; i < width; i++) target[i] += slope[i] * share;
-                    else if (layer->kind == AVERAGE_POOL)
-                        for (int i = 0; i < width; i++) pooled[i] = (tap ? pooled[i] : 0) + value[i] * share;
-                    else if (back)
-                        for (int i = 0; i < width; i++) {
-                            bool first = value[i] == pooled[i];
-                            target[i] += first ? slope[i] : 0;
-                            slope[i] = first ? 0 : slope[i];
-                        }
-                    else
-                        for (int i = 0; i < width; i++)
-                            pooled[i] = !tap || value[i] > pooled[i] || value[i] != value[i] ? value[i] : pooled[i];
-                }
+        for (int x = 0; x < layer->out_width; x++) {
+            ptrdiff_t corner = channel * in.plane + y * layer->stride_height * in.row
+                               + (ptrdiff_t)x * layer->stride_width * vectors;
+            ptrdiff_t pixel = channel * out.plane + y * out.row + (ptrdiff_t)x * vectors;
+            float *restrict pooled = (float *)(out.at + pixel);
+            float *restrict slope = (float *)(out_slope.at + pixel);
+            for (int tap = 0; tap < taps; tap++) {
+                ptrdiff_t place = corner + tap / layer->kernel_width * in.row
+                                  + (ptrdiff_t)(tap % layer->kernel_width) * vectors;
+                const float *restrict value = (const float *)(in.at + place);
+                float *restrict target = (float *)(in_slope.at + place);
+                if (layer->kind == AVERAGE_POOL && back)
+                    for (int i = 0; i < width; i++) target[i] += slope[i] * share;
+                else if (layer->kind == AVERAGE_POOL)
+                    for (int i = 0; i < width; i++) pooled[i] = (tap ? pooled[i] : 0) + value[i] * share;
+                else if (back)
+                    for (int i = 0; i < width; i++) {
+                        bool first = value[i] == pooled[i];
+                        target[i] += first ? slope[i] : 0;
+                        slope[i] = first ? 0 : slope[i];
+                    }
+                else
+                    for (int i = 0; i < width; i++)
+                        pooled[i] = !tap || value[i] > pooled[i] || value[i] != value[i] ? value[i] : pooled[i];
             }
+        }
 }
 
-/* Apply a layer's activation to its output, or its derivative to the output's gradient. */
-static void activate(const Layer *layer, Image out, Image slope, bool back, int vectors) {
+/* Apply a layer's activation to row `y` of its output, or its derivative to that row's gradient. */
+static void activate(const Layer *layer, int y, bool back, Image out, Image slope, int vectors) {
     int run = layer->out_width * vectors * LANES;
-    if (layer->activation == IDENTITY) return;
-    for (int channel = 0; channel < layer->out_channels; channel++)
-        for (int y = 0; y < layer->out_height; y++) {
-            ptrdiff_t row = channel * out.plane + y * out.row;
-            float *restrict value = (float *)(out.at + row), *restrict change = (float *)(slope.at + row);
-            /* Comparisons are such that NaN goes through. */
-            if (layer->activation == RELU && !back)
-                for (int i = 0; i < run; i++) value[i] = value[i] <= 0 ? 0 : value[i];
-            else if (layer->activation == RELU)
-                for (int i = 0; i < run; i++) change[i] = value[i] <= 0 ? 0 : change[i];
-            else if (!back)
-                for (int i = 0; i < run; i++) value[i] = tanhf(value[i]);
-            else
-                for (int i = 0; i < run; i++) change[i] *= 1 - value[i] * value[i];
-        }
+    for (int channel = 0; layer->activation != IDENTITY && channel < layer->out_channels; channel++) {
+        ptrdiff_t row = channel * out.plane + y * out.row;
+        float *restrict value = (float *)(out.at + row), *restrict change = (float *)(slope.at + row);
+        /* Comparisons are such that NaN goes through. */
+        if (layer->activation == RELU && !back)
+            for (int i = 0; i < run; i++) value[i] = value[i] <= 0 ? 0 : value[i];
+        else if (layer->activation == RELU)
+            for (int i = 0; i < run; i++) change[i] = value[i] <= 0 ? 0 : change[i];
+        else if (!back)
+            for (int i = 0; i < run; i++) value[i] = tanhf(value[i]);
+        else
+            for (int i = 0; i < run; i++) change[i] *= 1 - value[i] * value[i];
+    }
 }
 
 /* Where a convolution's patch elements and channels lie, as distances in vectors. */
@@ -360,19 +356,19 @@ static void gather(const Layer *layer, const float *x, const int64_t *index, int
         }
 }
 
+/* Compute all activations. Each layer goes row by row, so that a row is used while it is in the cache. */
 static void forward(const Net *net, const float *parameters, const Space *space) {
     for (int64_t l = 0; l < net->num_layers; l++) {
         const Layer *layer = net->layers + l;
+        const float *weight = parameters + layer->weight, *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
         Image in = input_image(layer, space->vectors, space->values[l]);
         Image out = output_image(layer, l == net->num_layers - 1, space->vectors, space->values[l + 1]);
-        if (layer->kind == CONVOLUTION) {
-            const float *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
-            measure(layer, in, out, space);
-            convolve(layer, false, parameters + layer->weight, bias, in, out, space);
-        } else {
-            pool(layer, in, out, in, out, false, space->vectors);
+        if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
+        for (int y = 0; y < layer->out_height; y++) {
+            if (layer->kind == CONVOLUTION) convolve(layer, y, false, weight, bias, in, out, space);
+            else pool(layer, y, false, in, out, in, out, space->vectors);
+            activate(layer, y, false, out, out, space->vectors);
         }
-        activate(layer, out, out, false, space->vectors);
     }
 }
 
@@ -380,30 +376,41 @@ static void forward(const Net *net, const float *parameters, const Space *space)
 static void backward(const Net *net, const float *parameters, int examples, const Space *space) {
     for (int64_t l = net->num_layers - 1, turn = 0; l >= 0; l--, turn = !turn) {
         const Layer *layer = net->layers + l;
-        bool last = l == net->num_layers - 1;
-        Image in = input_image(layer, space->vectors, space->values[l]);
-        Image out = output_image(layer, last, space->vectors, space->values[l + 1]);
-        Image out_slope = output_image(layer, last, space->vectors, space->slopes[turn]);
-        Image in_slope = input_image(layer, space->vectors, space->slopes[!turn]);
-        activate(layer, out, out_slope, true, space->vectors);
-        if (l > 0) memset(in_slope.at, 0, sizeof(lanes) * (size_t)(layer->channels * in_slope.plane));
-        if (layer->kind != CONVOLUTION) {
-            if (l > 0) pool(layer, in, out, in_slope, out_slope, true, space->vectors);
-            continue;
-        }
-        for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
-            lanes sum = splat(0);
-            for (int y = 0; y < layer->out_height; y++)
-                for (int n = 0; n < layer->out_width * space->vectors; n++)
+        bool last = l == net->num_layers - 1, convolution = layer->kind == CONVOLUTION && !is_linear(layer);
+        int vectors = space->vectors, clean = 0;
+        Image in = input_image(layer, vectors, space->values[l]);
+        Image out = output_image(layer, last, vectors, space->values[l + 1]);
+        Image out_slope = output_image(layer, last, vectors, space->slopes[turn]);
+        Image in_slope = input_image(layer, vectors, space->slopes[!turn]);
+        float *gradient = space->gradient;
+        ptrdiff_t weights = (ptrdiff_t)patch_size(layer) * layer->out_channels;
+        if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
+        if (convolution) memset(space->sums, 0, sizeof(lanes) * (size_t)weights);
+        for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) gradient[layer->bias + channel] = 0;
+        for (int y = 0; y < layer->out_height; y++) {
+            activate(layer, y, true, out, out_slope, vectors);
+            for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
+                lanes sum = splat(0);
+                for (int n = 0; n < layer->out_width * vectors; n++)
                     sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
-            space->gradient[layer->bias + channel] = sum_of_lanes(sum);
+                gradient[layer->bias + channel] += sum_of_lanes(sum);
+            }
+            if (convolution) convolution_gradient(layer, y, in, out_slope, space);
+            if (l == 0) continue;
+            /* The input's gradient adds up over windows. Its rows begin at zero just before the first one. */
+            int wanted = y == layer->out_height - 1 ? layer->height + 2 * layer->pad_height
+                                                    : y * layer->stride_height + layer->kernel_height;
+            for (; clean < wanted; clean++)
+                for (int channel = 0; channel < layer->channels; channel++)
+                    memset(in_slope.at + channel * in_slope.plane + clean * in_slope.row, 0,
+                           sizeof(lanes) * (size_t)in_slope.row);
+            if (layer->kind == CONVOLUTION)
+                convolve(layer, y, true, parameters + layer->weight, NULL, in_slope, out_slope, space);
+            else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
         }
-        measure(layer, in, out_slope, space);
-        if (l > 0) convolve(layer, true, parameters + layer->weight, NULL, in_slope, out_slope, space);
-        if (is_linear(layer))
-            linear_gradient(layer, in, out_slope, examples, space, space->gradient + layer->weight);
-        else
-            convolution_gradient(layer, in, out_slope, space, space->gradient + layer->weight);
+        if (is_linear(layer)) linear_gradient(layer, in, out_slope, examples, space, gradient + layer->weight);
+        for (ptrdiff_t i = 0; convolution && i < weights; i++)
+            gradient[layer->weight + i] = sum_of_lanes(space->sums[i]);
     }
 }
 
