@@ -77,7 +77,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="fashion-mnist", help="a data set's name, or random")
     parser.add_argument("--model", default="lenet", choices=MODELS, help="with --dataset random")
-    parser.add_argument("--trainer", action="append", help="one of fedhist's trainers, by default auto; may be repeated")
+    parser.add_argument(
+        "--trainer", action="append", help="one of fedhist's trainers, by default auto; may be repeated"
+    )
     parser.add_argument("--strategy", default="fedhist", help="a method's name, or all")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--loop-updates", type=int, default=600)
@@ -128,7 +130,8 @@ def main() -> None:
             started = time.perf_counter()
             run()
             rate[name] = max(rate[name], count / (time.perf_counter() - started))
-    print(f"{args.dataset}, {args.model}, updates of {args.local_steps} steps, K = {args.k}, torch {torch.__version__}, {device}")
+    work = f"{args.model} on {args.dataset}, updates of {args.local_steps} steps, K = {args.k}"
+    print(f"{work}, torch {torch.__version__}, {device}")
     for name, each in rate.items():
         print(f"{name:45s} {each:8.0f} updates/s   {each / rate[first]:6.2f}×")
 

@@ -138,7 +138,7 @@ def _run(command: list[str]) -> bytes:
         return subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines()
-        what = next((line for line in said if "error" in line), said[-1] if said else f"exit code {error.returncode}")
+        what = next((line for line in said if "error: " in line), said[-1] if said else f"exit code {error.returncode}")
         raise Unavailable(f"{shlex.join(command[:1])} failed to compile the kernel ({what})") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{shlex.join(command[:1])} could not compile the kernel ({error})") from None

@@ -44,9 +44,7 @@ class NativeModel:
         except native.Unavailable as error:
             raise Unsupported(str(error)) from None
         self.classes = task.num_classes
-        self.x, self.y, self.x_test, self.y_test = (
-            each.contiguous() for each in (task.x, task.y, task.x_test, task.y_test)
-        )
+        self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
         self._layers = (native.Layer * len(layers))(*layers)
         self.net = native.Net(self._layers, len(layers), task.layout.size)
         self._check(module, task)
@@ -154,17 +152,20 @@ def why_not_native(task: Task, seed: int, objective: Objective) -> str | None:
 
 def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
     """Trace a module and return it as the kernel's layers."""
-    _expect(task.layout.dtype == task.x.dtype == torch.float32, "it computes in float32 only")
+    types = {task.layout.dtype, task.x.dtype, task.x_test.dtype}
+    _expect(types == {torch.float32}, "it computes in float32 only")
+    _expect(task.x.shape[1:] == task.x_test.shape[1:], "the test data have another shape than the training data")
     for each in module.modules():
         hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
         _expect(not any(hooks), f"{type(each).__name__} has hooks")
     try:
-        traced = fx.symbolic_trace(module)
+        traced = fx.symbolic_trace(nn.Sequential(module))  # a single layer is a chain too
         run = fx.Interpreter(traced, garbage_collect_values=False)
         with torch.no_grad():
             run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
     except Exception as error:  # tracing runs the model's own code, which may raise anything
-        raise Unsupported(f"the model cannot be traced ({str(error).strip().splitlines()[0]})") from error
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Unsupported(f"the model cannot be traced ({what})") from error
     chain = _Chain(module, task)
     for node in traced.graph.nodes:
         if node.op == "output":
@@ -172,7 +173,8 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
         elif isinstance(run.env[node], Tensor):  # sizes and the like matter only by what is done with them
             chain.append(node, traced, run.env)
     last = chain.layers[-1] if chain.layers else native.Layer()
-    _expect(last.out_channels == task.num_classes, "the model does not end in one output per class")
+    outputs = last.out_channels, last.out_height, last.out_width
+    _expect(outputs == (task.num_classes, 1, 1), "the model does not end in a layer with one output per class")
     return chain.layers
 
 
@@ -204,6 +206,8 @@ class _Chain:
 
     def _append(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
         kind = type(layer)  # a subclass may compute anything
+        if kind is nn.Identity:
+            return
         if kind in (nn.ReLU, nn.Tanh):
             self._activate(native.RELU if kind is nn.ReLU else native.TANH)
         elif kind is nn.Flatten:
