@@ -17,7 +17,7 @@ from fedhist.training.batched import ConvAsMatmul, descend, evaluate, padded
 from fedhist.training.net import ModuleNet
 
 CPU = torch.device("cpu")
-FAST = ("threaded", "batched")
+FAST = ("threaded", "native", "batched")
 OBJECTIVES: dict[str, Objective] = {
     "cross-entropy": fh.CrossEntropy(),
     "proximal": fh.Proximal(mu=0.5),
@@ -55,7 +55,7 @@ def batched(work: list[Job]) -> Tensor:
 def uploads(name: str, work: list[Job]) -> Tensor:
     if name == "batched":
         return batched(work)
-    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(work[0].task)
+    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(work[0].task, native=name == "native")
     out = torch.full((len(work), work[0].task.layout.size), torch.nan)
     try:
         for future in trainer.start(work, list(out)):
@@ -125,7 +125,7 @@ def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     if fast == "batched":
         results = evaluate(image_task, ModuleNet(image_task.build(0), image_task.layout), models)
     else:
-        trainer = ThreadedTrainer(image_task)
+        trainer = ThreadedTrainer(image_task, native=fast == "native")
         results = trainer.evaluate(candidates)
         trainer.close()
     for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):
