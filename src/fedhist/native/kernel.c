@@ -95,7 +95,10 @@ static float sum_of_lanes(lanes value) {
 }
 
 static int patch_size(const Layer *layer) { return layer->channels * layer->kernel_height * layer->kernel_width; }
-static bool is_linear(const Layer *layer) { return layer->kind == CONVOLUTION && layer->height * layer->width == 1; }
+static bool is_linear(const Layer *layer) {
+    return layer->kind == CONVOLUTION && layer->height * layer->width * layer->kernel_height * layer->kernel_width == 1
+           && layer->pad_height + layer->pad_width == 0;
+}
 
 /* The input of a layer, margin included. */
 static Image input_image(const Layer *layer, int vectors, lanes *at) {
@@ -259,16 +262,17 @@ static void linear_gradient(const Layer *layer, Image in, Image out, int example
                             float *gradient) {
     int features = layer->channels, vectors = (features + LANES - 1) / LANES, stride = space->vectors * LANES;
     const float *input = (const float *)in.at, *slope = (const float *)out.at;
-    for (int f = 0; f < features; f++)
-        for (int e = 0; e < examples; e++) space->transposed[(ptrdiff_t)e * vectors * LANES + f] = input[f * stride + e];
+    for (int f = 0; f < features; f++, input += stride)
+        for (int e = 0; e < examples; e++) space->transposed[(ptrdiff_t)e * vectors * LANES + f] = input[e];
     for (int e = 0; e < examples; e++) space->patch[e] = e * vectors;
     for (int column = 0, columns; column < vectors; column += columns) {
         columns = next_of(vectors - column, COLUMNS);
+        int first = column * LANES;
         for (int row = 0, rows; row < layer->out_channels; row += rows) {
             rows = next_of(layer->out_channels - row, ROWS);
 #define TILE(r, c)                                                                                                  \
-    linear_tile(r, c, slope + (ptrdiff_t)row * stride, stride, examples, space->transposed + column * LANES,        \
-                space->patch, features, features - column * LANES, gradient + (ptrdiff_t)row * features + column * LANES)
+    linear_tile(r, c, slope + (ptrdiff_t)row * stride, stride, examples, space->transposed + first, space->patch,   \
+                features, features - first, gradient + (ptrdiff_t)row * features + first)
             WITH_CONSTANTS(rows, columns, TILE)
 #undef TILE
         }
@@ -386,10 +390,11 @@ static void backward(const Net *net, const float *parameters, int examples, cons
         ptrdiff_t weights = (ptrdiff_t)patch_size(layer) * layer->out_channels;
         if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
         if (convolution) memset(space->sums, 0, sizeof(lanes) * (size_t)weights);
-        for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) gradient[layer->bias + channel] = 0;
+        int biases = layer->bias < 0 ? 0 : layer->out_channels;
+        if (biases) memset(gradient + layer->bias, 0, sizeof(float) * (size_t)biases);
         for (int y = 0; y < layer->out_height; y++) {
             activate(layer, y, true, out, out_slope, vectors);
-            for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
+            for (int channel = 0; channel < biases; channel++) {
                 lanes sum = splat(0);
                 for (int n = 0; n < layer->out_width * vectors; n++)
                     sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
@@ -428,11 +433,12 @@ static double cross_entropy(const Net *net, const int64_t *y, const int64_t *ind
         float sum = 0;
         for (int c = 1; c < classes; c++)
             if (logit[c * stride] > logit[top * stride]) top = c;
-        for (int c = 0; c < classes; c++) sum += expf(logit[c * stride] - logit[top * stride]);
-        total += logf(sum) + logit[top * stride] - logit[label * stride];
+        float most = logit[top * stride];
+        for (int c = 0; c < classes; c++) sum += expf(logit[c * stride] - most);
+        total += logf(sum) + most - logit[label * stride];
         if (correct) correct[label] += top == label;
         for (int c = 0; slope && c < classes; c++)
-            slope[c * stride + lane] = (expf(logit[c * stride] - logit[top * stride]) / sum - (c == label)) / (float)examples;
+            slope[c * stride + lane] = (expf(logit[c * stride] - most) / sum - (c == label)) / (float)examples;
     }
     return total;
 }
