@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from fedhist import native
@@ -102,8 +103,8 @@ class NativeWorker:
         self,
         descent: native.Descent,
         data: tuple[Tensor, Tensor],
-        index: np.ndarray[Any, np.dtype[np.int64]],
-        sizes: np.ndarray[Any, np.dtype[np.int64]],
+        index: NDArray[np.int64],
+        sizes: NDArray[np.int64],
         received: Tensor,
         out: Tensor,
     ) -> None:
@@ -121,9 +122,7 @@ class NativeWorker:
         loss, correct = self.count((self.model.x_test, self.model.y_test), index, model.contiguous())
         return loss, correct, torch.bincount(labels, minlength=self.model.classes)
 
-    def count(
-        self, data: tuple[Tensor, Tensor], index: np.ndarray[Any, np.dtype[np.int64]], model: Tensor
-    ) -> tuple[float, Tensor]:
+    def count(self, data: tuple[Tensor, Tensor], index: NDArray[np.int64], model: Tensor) -> tuple[float, Tensor]:
         """Return the summed loss, and correct examples per class."""
         x, y = (each.data_ptr() for each in data)
         correct, batch = torch.zeros(self.model.classes, dtype=torch.int64), min(EVALUATED_AT_ONCE, len(index))
