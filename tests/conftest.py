@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
+from fedhist import native
 
 
 def blobs(examples: int, seed: int, classes: int = 3, features: int = 5) -> tuple[Tensor, Tensor]:
@@ -25,6 +26,15 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Let "auto" mean the CPU everywhere but in the tests of GPUs: elsewhere results are compared to the bit."""
     if not request.module.__name__.endswith(("test_cuda", "test_kernels")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def kernel() -> None:
+    """Skip where the compiled kernel cannot be built."""
+    try:
+        native.kernel()
+    except native.Unavailable as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

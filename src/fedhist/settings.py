@@ -67,7 +67,7 @@ class Settings(BaseModel):
         "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )
     device: str = _in("Run", "auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.")
-    trainer: str = _in("Run", "auto", "auto, reference, threaded or batched.")
+    trainer: str = _in("Run", "auto", "auto, reference, threaded, native or batched.")
     engine: str = _in("Run", "local", "local, or ray to spread the runs over a Ray cluster.")
     target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 

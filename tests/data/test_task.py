@@ -55,7 +55,7 @@ def test_a_function_that_returns_one_module_is_copied() -> None:
     assert losses[0] == losses[1] and torch.equal(before, task.layout.flatten(model))
 
 
-@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "auto", "batched"])
 def test_each_run_keeps_its_own_fixed_state(trainer: str) -> None:
     """Frozen layers and buffers of a model that a function builds belong to the run's seed."""
 
@@ -88,7 +88,7 @@ class Projected(nn.Module):
         return self.linear(x @ self.projection)
 
 
-@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "auto", "batched"])
 def test_runs_beside_each_other_share_nothing_they_should_not(trainer: str) -> None:
     """Hidden fixed state, labels, test sets and modules that differ by seed."""
     data = parts()

@@ -47,7 +47,7 @@ def flat(task: fh.Task, history: fh.History) -> Tensor:
     return torch.cat([history.model[name].flatten() for name in task.layout.shapes])
 
 
-@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "auto", "batched"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_equals_the_loop_written_out(task: fh.Task, trainer: str, k: int) -> None:
     history = fh.simulate("fedavg", task, k=k, rounds=25, local=LOCAL, seed=4, trainer=trainer, device="cpu")

@@ -16,7 +16,7 @@ from fedhist.training.batched import descend, evaluate, padded
 from fedhist.training.net import ModuleNet
 
 CPU = torch.device("cpu")
-FAST = ("threaded", "batched")
+FAST = ("threaded", "native", "batched")
 OBJECTIVES: dict[str, Objective] = {
     "cross-entropy": fh.CrossEntropy(),
     "proximal": fh.Proximal(mu=0.5),
@@ -56,7 +56,7 @@ def batched(work: list[Job]) -> Tensor:
 def uploads(name: str, work: list[Job]) -> Tensor:
     if name == "batched":
         return batched(work)
-    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(work[0].task)
+    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(native=name == "native")
     out = torch.full((len(work), work[0].task.layout.size), torch.nan)
     try:
         for future in trainer.start(work, list(out)):
@@ -100,7 +100,7 @@ def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     if fast == "batched":
         results = evaluate(image_task, ModuleNet(image_task.build(0), image_task.layout), models)
     else:
-        trainer = ThreadedTrainer(image_task)
+        trainer = ThreadedTrainer(native=fast == "native")
         results = trainer.evaluate(candidates)
         trainer.close()
     for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):

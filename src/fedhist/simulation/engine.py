@@ -32,6 +32,7 @@ from fedhist.training import (
     ThreadedTrainer,
     bytes_per_client,
     why_not_batched,
+    why_not_native,
 )
 
 OnRound = Callable[[int, Sequence[History]], None]
@@ -179,7 +180,7 @@ def simulate_many(
     device
         "auto" (all GPUs of the machine, or its CPU), "cpu", "cuda" or a certain GPU such as "cuda:1".
     trainer
-        "auto", or one of "reference", "threaded" and "batched".
+        "auto", or one of "reference", "threaded", "native" and "batched".
     engine
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
@@ -297,25 +298,30 @@ def _kind(name: str, trials: Sequence[Trial], device: torch.device) -> str:
     """Return the trainer to use; "auto" is the fastest that can handle the trials."""
     # Dropout draws from one global generator, so such clients must take turns to be repeatable.
     is_random = any(trial.task.is_random for trial in trials)
+    if name == "auto" and is_random:
+        return "reference"
     require(
         name in ("auto", "reference") or not is_random,
         f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
     )
-    require(name != "threaded" or device.type == "cpu", f"trainer='threaded' is for the CPU, not for {device}.")
-    if name == "auto" and not is_random:
-        name, was_auto = "threaded" if device.type == "cpu" else "batched", True
-    else:
-        was_auto = False
-    if name == "auto":
-        return "reference"
-    if name == "batched":
-        probes = {(id(t.task.model), repr(t.method.objective)): (t.task, t.method.objective) for t in trials}
-        reason = next(filter(None, (why_not_batched(*probe, device) for probe in probes.values())), None)
+    on_cpu = device.type == "cpu"
+    require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
+    distinct = {(*t.task.data, id(t.task.model), repr(t.method.objective)): t for t in trials}.values()
+    if name == "native":
+        for trial in distinct:
+            reason = why_not_native(trial.task, trial.seed, trial.method.objective)
+            require(
+                reason is None, f"trainer='native' cannot train {trial.method.name}'s clients, use 'auto': {reason}."
+            )
+    if name == "batched" or (name == "auto" and not on_cpu):
+        reasons = (why_not_batched(trial.task, trial.method.objective, device) for trial in distinct)
+        reason = next(filter(None, reasons), None)
         if reason is not None:
-            require(was_auto, f"trainer='batched' cannot batch this model, use 'reference': {reason}")
+            require(name == "auto", f"trainer='batched' cannot batch this model, use 'reference': {reason}")
             warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=4)
             return "reference"
-    return name
+        return "batched"
+    return "native" if name == "auto" else name
 
 
 class _SeveralDevices:
@@ -347,8 +353,8 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     """Return what takes the runs through their rounds."""
     if kind == "batched":
         return _SeveralDevices(runs)
-    if kind == "threaded":
-        return QueuedRounds(runs, ThreadedTrainer(runs[0].task))
+    if kind in ("threaded", "native"):
+        return QueuedRounds(runs, ThreadedTrainer(native=kind == "native"))
     return QueuedRounds(runs, ReferenceTrainer(runs[0].device))
 
 

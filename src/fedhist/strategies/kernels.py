@@ -60,9 +60,12 @@ def _sweep(
             # The slot belongs to the next version from here on.
             tl.store(fresh_ptr + oldest * num_params + column, nothing, mask=inside)
             tl.store(sums + capacity * (h + 2), tl.sum(fresh * fresh))
+            olds = uploads_ptr + oldest * capacity * num_params + column
+            following_old = tl.load(olds, mask=inside, other=0.0)
             for i in range(capacity):
-                of_old = (oldest * capacity + i) * num_params + column
-                old = tl.load(uploads_ptr + of_old, mask=inside, other=0.0).to(tl.float32)
+                old = following_old.to(tl.float32)
+                ahead_old = zero + tl.minimum(i + 1, capacity - 1)
+                following_old = tl.load(olds + ahead_old * num_params, mask=inside, other=0.0)
                 tl.store(sums + i * (h + 2) + h + 1, tl.sum(old * fresh))
 
 

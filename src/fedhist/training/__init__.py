@@ -1,4 +1,4 @@
-"""How clients train: one oracle and two fast paths that agree with it."""
+"""How clients train: one oracle and three fast paths that agree with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedhist.objectives import Objective
 from fedhist.training.batched import descend, fast_kernels
 from fedhist.training.job import Candidate, Evaluation, Job, Trainer
 from fedhist.training.local import LocalSGD
+from fedhist.training.native import why_not_native
 from fedhist.training.net import ModuleNet
 from fedhist.training.reference import ReferenceTrainer
 from fedhist.training.threaded import ThreadedTrainer
@@ -24,9 +25,10 @@ __all__ = [
     "Trainer",
     "bytes_per_client",
     "why_not_batched",
+    "why_not_native",
 ]
 
-TRAINERS = ("auto", "reference", "threaded", "batched")
+TRAINERS = ("auto", "reference", "threaded", "native", "batched")
 
 
 def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:

@@ -75,7 +75,7 @@ def _backward_input(
                 row, column = row // SH, column // SW
             inside &= (row < OH) & (column < OW)
             gradients = dy_base + row * OW + column
-            for co in range(CO):
+            for co in tl.range(0, CO, 1, loop_unroll_factor=4):
                 gradient = tl.load(gradients + co * (OH * OW), mask=inside, other=0.0)
                 weight = tl.load(w_base + (co * CI * KH + i) * KW + j, mask=ci < CI, other=0.0)
                 total += weight[:, None] * gradient[None, :]
@@ -97,7 +97,7 @@ def _backward_weight(
     tap = tl.arange(0, TAP_TILE) + tl.program_id(2) // co_tiles * TAP_TILE
     ci, i, j = tap // (KH * KW), tap // KW % KH, tap % KW
     total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)  # summed over pixels at the end
-    for start in range(part * share, (part + 1) * share, TILE):
+    for start in tl.range(part * share, (part + 1) * share, TILE, loop_unroll_factor=2):
         place = start + tl.arange(0, TILE)
         present = place < examples * OH * OW
         example, pixel = place // (OH * OW), place % (OH * OW)
@@ -203,7 +203,7 @@ def _conv_input(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
 
 def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
     """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
-    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(8, triton.next_power_of_2(shape.taps))
+    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(4, triton.next_power_of_2(shape.taps))
     tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
     # Enough programs to fill a GPU, each with enough pixels to be worth its start.
     parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))

@@ -1,27 +1,45 @@
 """Clients spread over the CPU's cores: the fast path where there is no GPU.
 
 Batching clients loses on a CPU, where the convolutions and not the calls cost the time. What pays is one
-torch thread per core, each taking the next client, without an optimizer object or gradient buffers.
+thread per core, each taking the next client: with the compiled kernel where it knows the model and the
+objective, else with torch, without an optimizer object or gradient buffers.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.objectives import Anchor, Batch
-from fedhist.parameters import Layout
 from fedhist.training.job import Candidate, Evaluation, Job
+from fedhist.training.native import NativeModel, Unsupported, supports
 from fedhist.training.net import ModuleNet, net_key
 from fedhist.training.reference import TEST_BATCH, count_correct, summed
+
+
+class Worker(Protocol):
+    """One thread's means to train clients of a model."""
+
+    def train(self, job: Job, out: Tensor) -> None:
+        """Write a job's upload."""
+
+    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
+        """Return the summed loss, and correct and all examples per class, of part of the test set."""
+
+
+class Model(Protocol):
+    """A task's model and data, as all threads share them."""
+
+    def worker(self) -> Worker:
+        """Return what one thread needs of its own."""
 
 
 class _Data:
@@ -61,18 +79,29 @@ def _takes_channels_last(task: Task) -> bool:
     return True
 
 
-class _Worker:
+class _TorchModel:
+    """A task's model as torch has it."""
+
+    def __init__(self, task: Task, seed: int, data: _Data) -> None:
+        self.template, self.task, self.data = task.build(seed), task, data
+
+    def worker(self) -> _TorchWorker:
+        return _TorchWorker(self)
+
+
+class _TorchWorker:
     """One thread's own module, whose parameters are views of one flat vector."""
 
-    def __init__(self, template: nn.Module, layout: Layout) -> None:
-        module = copy.deepcopy(template)
+    def __init__(self, model: _TorchModel) -> None:
+        module, layout = copy.deepcopy(model.template), model.task.layout
+        self.data, self.classes = model.data, model.task.num_classes
         self.net = ModuleNet(module, layout)
         self.flat = layout.flatten(module)
         self.views = list(layout.unflatten(self.flat).values())
         for parameter, view in zip(self.net.own.values(), self.views, strict=True):
             parameter.data = view
 
-    def train(self, job: Job, data: _Data, out: Tensor) -> None:
+    def train(self, job: Job, out: Tensor) -> None:
         net, local = self.net, job.local
         self.flat.copy_(job.received)
         net.module.train()
@@ -80,7 +109,7 @@ class _Worker:
         parameters = tuple(net.own.values())
         velocity: tuple[Tensor, ...] | None = None
         for examples in job.batches():
-            batch = Batch(*data.train(torch.from_numpy(examples)))
+            batch = Batch(*self.data.train(torch.from_numpy(examples)))
             loss = job.objective(net, net.own, anchor, batch)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             if local.weight_decay:
@@ -92,64 +121,82 @@ class _Worker:
             torch._foreach_add_(self.views, gradients, alpha=-local.lr)
         torch.sub(job.received, self.flat, out=out)
 
-    def evaluate(self, model: Tensor, data: _Data, part: slice, classes: int) -> tuple[float, Tensor, Tensor]:
+    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
         self.flat.copy_(model)
-        return count_correct(self.net, *data.test(part), classes)
+        return count_correct(self.net, *self.data.test(part), self.classes)
 
 
 class ThreadedTrainer:
-    """Trains as many clients at a time as there are cores."""
+    """Trains as many clients at a time as there are cores.
 
-    def __init__(self, task: Task) -> None:
-        self._channels_last = _takes_channels_last(task)
-        self._prepared: dict[tuple[int, ...], _Data] = {}
-        self._templates: dict[tuple[Task, int], nn.Module] = {}
+    As many threads work as ``torch.get_num_threads()`` says, each on its own client.
+
+    Parameters
+    ----------
+    native
+        Whether the compiled kernel does what it can.
+    """
+
+    def __init__(self, native: bool = False) -> None:
+        self._native = native
+        self._data: dict[tuple[tuple[int, ...], bool], _Data] = {}
+        self._models: dict[tuple[tuple[Task, int], bool], Model] = {}
         self._local = threading.local()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(cores, "fedhist", initializer=self._begin_thread)
+        self._pool = ThreadPoolExecutor(self._threads_before, "fedhist", initializer=self._begin_thread)
 
     def _begin_thread(self) -> None:
         torch.set_num_threads(1)
         self._local.workers = {}
 
-    def _worker(self, task: Task, seed: int) -> _Worker:
-        workers: dict[tuple[Task, int], _Worker] = self._local.workers
-        key = net_key(task, seed)
-        if key not in workers:
-            workers[key] = _Worker(self._templates[key], task.layout)
-        return workers[key]
+    def _worker(self, model: Model) -> Worker:
+        workers: dict[Model, Worker] = self._local.workers
+        if model not in workers:
+            workers[model] = model.worker()
+        return workers[model]
 
-    def _prepare(self, task: Task, seed: int) -> _Data:
-        """Make what the threads will need, in the caller's: building a model seeds torch's one generator."""
-        if (key := net_key(task, seed)) not in self._templates:
-            self._templates[key] = task.build(seed)
-        if task.data not in self._prepared:
-            self._prepared[task.data] = _Data(task, self._channels_last)
-        return self._prepared[task.data]
+    def _model(self, task: Task, seed: int, native: bool) -> Model:
+        """Return what the threads will share, made in the caller's: building a model seeds torch's one generator."""
+        key = net_key(task, seed), native
+        if key not in self._models:
+            self._models[key] = self._native_model(task, seed) if native else self._torch_model(task, seed)
+        return self._models[key]
+
+    def _native_model(self, task: Task, seed: int) -> Model:
+        try:
+            return NativeModel(task, seed)
+        except Unsupported:
+            return self._model(task, seed, native=False)
+
+    def _torch_model(self, task: Task, seed: int) -> Model:
+        key = task.data, _takes_channels_last(task)
+        if key not in self._data:
+            self._data[key] = _Data(task, key[1])
+        return _TorchModel(task, seed, self._data[key])
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
         return [
-            self._pool.submit(self._train, job, self._prepare(job.task, job.seed), row)
+            self._pool.submit(
+                self._train, self._model(job.task, job.seed, self._native and supports(job.objective)), job, row
+            )
             for job, row in zip(jobs, rows, strict=True)
         ]
 
-    def _train(self, job: Job, data: _Data, row: Tensor) -> None:
-        self._worker(job.task, job.seed).train(job, data, row)
+    def _train(self, model: Model, job: Job, row: Tensor) -> None:
+        self._worker(model).train(job, row)
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
         """Evaluate all models, in pieces of the test set."""
         pieces = []
-        for candidate in models:
-            evaluated = partial(self._evaluated, candidate, self._prepare(candidate.task, candidate.seed))
-            pieces.append(self._pool.map(evaluated, range(0, len(candidate.task.x_test), TEST_BATCH)))
+        for task, seed, flat in models:
+            evaluated = partial(self._evaluated, self._model(task, seed, self._native), flat)
+            pieces.append(self._pool.map(evaluated, range(0, len(task.x_test), TEST_BATCH)))
         return [summed(list(parts)) for parts in pieces]
 
-    def _evaluated(self, candidate: Candidate, data: _Data, at: int) -> tuple[float, Tensor, Tensor]:
-        task, seed, model = candidate
-        return self._worker(task, seed).evaluate(model, data, slice(at, at + TEST_BATCH), task.num_classes)
+    def _evaluated(self, model: Model, flat: Tensor, at: int) -> tuple[float, Tensor, Tensor]:
+        return self._worker(model).evaluate(flat, slice(at, at + TEST_BATCH))
 
     def close(self) -> None:
         """End the threads and give torch its own back."""

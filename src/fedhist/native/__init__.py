@@ -1,0 +1,144 @@
+"""The compiled kernel: built on first use by the machine's own compiler, for the machine's own processor.
+
+A wheel would have to fit the oldest processor it may meet; the compiler that is here knows this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernel.c")
+# Sums keep the order in which they are written, and NaN and infinity are numbers like others, so that -ffast-math
+# with its many liberties is out. Without errno and traps, comparisons and roots become vector instructions.
+FLAGS = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+if platform.machine().lower() in ("x86_64", "amd64"):
+    FLAGS.append("-mprefer-vector-width=512")  # else clang halves them where they once slowed the clock
+_building = threading.Lock()
+
+
+class Unavailable(Exception):
+    """There is no kernel on this machine; the message says why, as part of a sentence."""
+
+
+class Layer(ctypes.Structure):
+    """One layer, as kernel.c declares it."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("kind", "activation", "channels", "height", "width")),
+        *((name, ctypes.c_int32) for name in ("out_channels", "out_height", "out_width")),
+        *((name, ctypes.c_int32) for name in ("kernel_height", "kernel_width", "stride_height", "stride_width")),
+        *((name, ctypes.c_int32) for name in ("pad_height", "pad_width")),
+        *((name, ctypes.c_int64) for name in ("weight", "bias")),
+    ]
+
+
+class Net(ctypes.Structure):
+    """A chain of layers over one flat parameter vector."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(Layer)),
+        ("num_layers", ctypes.c_int64),
+        ("num_parameters", ctypes.c_int64),
+    ]
+
+
+class Descent(ctypes.Structure):
+    """What local SGD does with a gradient."""
+
+    _fields_ = [(name, ctypes.c_float) for name in ("lr", "momentum", "weight_decay", "mu")]
+
+
+CONVOLUTION, MAX_POOL, AVERAGE_POOL = range(3)
+IDENTITY, RELU, TANH = range(3)
+
+_ARGUMENTS = {
+    # An address is passed as a number: tensors and arrays check their own shapes and types.
+    "fedhist_scratch": (ctypes.c_size_t, "net batch"),
+    "fedhist_train": (None, "net descent *x *y *index *sizes steps *received *upload *scratch"),
+    "fedhist_evaluate": (ctypes.c_double, "net *parameters *x *y *index count batch *correct *scratch"),
+}
+_TYPES = {"net": ctypes.POINTER(Net), "descent": ctypes.POINTER(Descent)}
+
+
+def kernel() -> ctypes.CDLL:
+    """Return the kernel, built if need be; raise :class:`Unavailable` where it cannot be."""
+    with _building:
+        result = _kernel()
+    if isinstance(result, Unavailable):
+        raise result
+    return result
+
+
+@cache
+def _kernel() -> ctypes.CDLL | Unavailable:
+    try:
+        library = _built(_compiler())
+    except Unavailable as reason:
+        return reason
+    except OSError as error:
+        return Unavailable(f"the compiled kernel could not be loaded ({error})")
+    for name, (result, arguments) in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = [
+            ctypes.c_void_p if each[0] == "*" else _TYPES.get(each, ctypes.c_int64) for each in arguments.split()
+        ]
+    return library
+
+
+def _compiler() -> list[str]:
+    if named := os.environ.get("CC"):
+        return shlex.split(named)
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise Unavailable("there is no C compiler; install one, or fedhist[native]")
+
+
+def _built(compiler: list[str]) -> ctypes.CDLL:
+    """Return the kernel as an earlier process built it, or build it."""
+    # All that a compiler predefines: its version, and what it takes the processor to be capable of.
+    about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
+    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, FLAGS), about])).hexdigest()
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist" / f"kernel-{digest[:20]}.so"
+    if cached.exists():
+        return ctypes.CDLL(str(cached))
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        place = tempfile.TemporaryDirectory(dir=cached.parent)
+    except OSError:
+        place = tempfile.TemporaryDirectory()  # nowhere to keep it; what is loaded outlives its file
+    with place as folder:
+        built = Path(folder) / cached.name
+        _run([*compiler, *FLAGS, "-shared", "-fPIC", "-o", str(built), str(SOURCE), "-lm"])
+        library = ctypes.CDLL(str(built))
+        # Processes that build at the same time each move a whole file to where others look.
+        with contextlib.suppress(OSError):
+            built.replace(cached)
+    return library
+
+
+def _run(command: list[str]) -> bytes:
+    try:
+        return subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        what = next((line for line in said if "error: " in line), said[-1] if said else f"exit code {error.returncode}")
+        raise Unavailable(f"{shlex.join(command[:1])} failed to compile the kernel ({what})") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{shlex.join(command[:1])} could not compile the kernel ({error})") from None
