@@ -150,13 +150,13 @@ class _Queue:
     """
 
     def __init__(self, times: NDArray[np.float64], window: int) -> None:
-        self._size = window
-        self._count = 0  # of events ever added
+        order = np.argsort(times, kind="stable")
+        self._runs: list[_Events] = [(times[order], order)]  # oldest first
         self._window: _Events = np.empty(0), np.empty(0, np.int64)
+        self._size = window
         self._horizon = -np.inf  # new events from here on do not belong in the window
         self._beyond: list[_Events] = []  # those since the last refill
-        self._runs: list[_Events] = []  # oldest first
-        self.add(times)
+        self._count = len(times)  # of events ever added
 
     def add(self, times: NDArray[np.float64]) -> None:
         """Add events, numbered on from those before."""
