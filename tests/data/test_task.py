@@ -31,6 +31,15 @@ def test_describes_itself() -> None:
     assert repr(task) == "Task('custom', clients=2, examples=12, classes=3, parameters=15)"
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+def test_clients_of_one_size_may_come_as_one_array(dtype: type) -> None:
+    table = np.arange(12)[::-1].reshape(4, 3).astype(dtype)
+    task, listed = fh.Task(**parts(clients=table)), fh.Task(**parts(clients=table.tolist()))
+    table[:] = 0
+    assert task.examples.dtype == np.int64 and np.array_equal(task.examples, listed.examples)
+    assert np.array_equal(task.offsets, listed.offsets) and task.client(1).tolist() == [8, 7, 6]
+
+
 def test_a_module_keeps_its_weights_and_a_function_is_seeded() -> None:
     model = nn.Linear(4, 3)
     given = fh.Task(**parts(model=model))
@@ -196,6 +205,16 @@ class Odd(nn.Module):
         ({"clients": [[0], []]}, "clients[1] holds no examples; every client needs one."),
         ({"clients": [[0], [12]]}, "clients[1] must hold indices from 0 to 11."),
         ({"clients": [[0.5]]}, "clients[0] must hold indices from 0 to 11."),
+        ({"clients": [[0], [True]]}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": [[0], [3, -1], [12]]}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": [[0], [12], []]}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": [[0], 3]}, "clients[1] holds no examples; every client needs one."),
+        ({"clients": [[0], np.array([2**63], np.uint64)]}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": np.array([[0, 1], [2, 12]])}, "clients[1] must hold indices from 0 to 11."),
+        ({"clients": np.array([[0.0, 1.0]])}, "clients[0] must hold indices from 0 to 11."),
+        ({"clients": np.empty((2, 0), int)}, "clients[0] holds no examples; every client needs one."),
+        ({"clients": np.empty((0, 2), int)}, "clients must be a list with one list of example indices"),
+        ({"clients": np.arange(12)}, "clients must be a list with one list of example indices for each client."),
     ],
 )
 def test_refuses(change: dict[str, Any], sentence: str) -> None:

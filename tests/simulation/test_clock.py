@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedhist as fh
+from fedhist.simulation import clock
 from fedhist.simulation.clock import plan_versions
 from fedhist.simulation.devices import Devices
+from tests.simulation.slow_clock import slow_plan, slow_schedule
 
 DEVICES: list[Devices] = [
     fh.Constant(),
@@ -30,6 +32,55 @@ def schedules(draw: st.DrawFn) -> tuple[fh.Schedule, int]:
     busy = draw(st.one_of(st.none(), st.integers(k, n)))
     devices = draw(st.sampled_from(DEVICES))
     return fh.make_schedule(n, k, draw(st.integers(1, 40)), devices, draw(st.integers(0, 99)), busy), busy or n
+
+
+def assert_same(fast: fh.Schedule, slow: fh.Schedule) -> None:
+    for name in ("clients", "staleness", "arrived"):
+        ours, theirs = getattr(fast, name), getattr(slow, name)
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), name
+    ours, theirs = plan_versions(fast), slow_plan(slow)
+    assert np.array_equal(ours.slots, theirs.slots) and ours.num_slots == theirs.num_slots
+
+
+TIES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 6.0]), min_size=60, max_size=60)
+
+
+@given(data=st.data(), n=st.integers(1, 60), window=st.sampled_from([1, 2, 5, 16, 1024]))
+@settings(max_examples=300, deadline=None)
+def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
+    """To the bit, with small windows too, which make small queues go through all that large ones do."""
+    k = data.draw(st.one_of(st.just(1), st.just(n), st.integers(1, n)))
+    busy = data.draw(st.one_of(st.none(), st.just(k), st.integers(k, n)))
+    devices = data.draw(st.one_of(st.sampled_from(DEVICES), TIES.map(lambda times: fh.Explicit(times[:n]))))
+    arguments = n, k, data.draw(st.integers(1, 40)), devices, data.draw(st.integers(0, 99)), busy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "WINDOW", window)
+        assert_same(fh.make_schedule(*arguments), slow_schedule(*arguments))
+
+
+@pytest.mark.parametrize("devices", DEVICES, ids=repr)
+@pytest.mark.parametrize(
+    ("n", "k", "rounds", "busy"),
+    [
+        (5000, 1, 3000, None),
+        (5000, 10, 400, None),
+        (5000, 700, 30, None),
+        (5000, 5000, 3, None),
+        (5000, 10, 400, 2000),
+        (5000, 300, 30, 300),
+        (100, 10, 500, None),
+        (100, 10, 500, 30),
+    ],
+)
+def test_equals_the_slow_twin_at_length(devices: Devices, n: int, k: int, rounds: int, busy: int | None) -> None:
+    assert_same(fh.make_schedule(n, k, rounds, devices, 3, busy), slow_schedule(n, k, rounds, devices, 3, busy))
+
+
+def test_times_that_overflow_come_last() -> None:
+    """A gamma draw of a huge mean can be infinite; it is still in order."""
+    devices = fh.Explicit([1.7e308] * 20 + [1.0] * 20, jitter=1.0)
+    with np.errstate(over="ignore"):
+        assert_same(fh.make_schedule(40, 8, 30, devices), slow_schedule(40, 8, 30, devices))
 
 
 @given(schedules())

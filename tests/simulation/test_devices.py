@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedhist as fh
-from fedhist.simulation.devices import Devices, work_times
+from fedhist.simulation.devices import Devices, work_gammas, work_times
 
 N = 20_000
 
@@ -28,9 +28,9 @@ def test_mean_times_follow_the_distribution(devices: Devices, median: float) -> 
 
 def test_jitter_is_the_coefficient_of_variation() -> None:
     rng = np.random.default_rng(0)
-    assert np.array_equal(work_times(np.full(3, 2.0), 0.0, rng), [2, 2, 2])
+    assert np.array_equal(work_times(np.full(3, 2.0), 0.0, work_gammas(3, 0.0, rng)), [2, 2, 2])
     for jitter in (0.2, 1.0):
-        times = work_times(np.full(N, 5.0), jitter, rng)
+        times = work_times(np.full(N, 5.0), jitter, work_gammas(N, jitter, rng))
         assert times.mean() == pytest.approx(5, rel=0.03)
         assert times.std() / times.mean() == pytest.approx(jitter, rel=0.03)
 

@@ -30,10 +30,25 @@ def _checked(labels: ArrayLike, clients: int) -> NDArray[np.int64]:
     return labels
 
 
+def _even_parts(count: int, parts: int) -> NDArray[np.int64]:
+    """Return the part each of `count` things in a row belongs to; the first parts have one more where needed."""
+    size, more = divmod(count, parts)
+    return np.repeat(np.arange(parts), size + (np.arange(parts) < more))
+
+
+def _dealt(owner: NDArray[np.int64], clients: int) -> Split:
+    """Return each client's examples in order, from the owner of each example."""
+    examples = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=clients)).tolist()
+    return [examples[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
     """Deal the examples out evenly and at random."""
     order = Stream(seed, "split").at().permutation(len(_checked(labels, clients)))
-    return [np.sort(part) for part in np.array_split(order, clients)]
+    owner = np.empty(len(order), np.int64)
+    owner[order] = _even_parts(len(order), clients)
+    return _dealt(owner, clients)
 
 
 def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Split:
@@ -44,18 +59,15 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
     """
     labels, beta = _checked(labels, clients), positive("beta", beta)
     rng = Stream(seed, "split").at()
-    members: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+    owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == label))
         share = rng.standard_gamma(beta, clients)  # normalised, a draw from Dirichlet(β)
         if share.sum() == 0:  # β so small that all underflow: in the limit one client gets everything
             share[rng.integers(clients)] = 1
         cuts = np.rint(np.cumsum(share)[:-1] / share.sum() * len(examples)).astype(np.int64)
-        for client, part in enumerate(np.split(examples, cuts)):
-            if len(part):
-                members[client].append(part)
-    split = [np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in members]
-    return _fill_empty(split, f"Dirichlet(beta={beta:g})")
+        owner[examples] = np.searchsorted(cuts, np.arange(len(examples)), side="right")
+    return _fill_empty(_dealt(owner, clients), f"Dirichlet(beta={beta:g})")
 
 
 def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
@@ -67,9 +79,11 @@ def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) 
         f"per_client={per_client} shards for {clients} clients are more than the {len(labels)} training examples.",
     )
     rng = Stream(seed, "split").at()
-    pieces = np.array_split(np.argsort(labels, kind="stable"), pieces_needed)
-    deal = rng.permutation(len(pieces)).reshape(clients, per_client)
-    return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in deal]
+    holder = np.empty(pieces_needed, np.int64)
+    holder[rng.permutation(pieces_needed)] = np.repeat(np.arange(clients), per_client)
+    owner = np.empty(len(labels), np.int64)
+    owner[np.argsort(labels, kind="stable")] = holder[_even_parts(len(labels), pieces_needed)]
+    return _dealt(owner, clients)
 
 
 def exclusive(split: Split, labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0) -> Split:

@@ -15,6 +15,8 @@ from fedhist.errors import InvalidInput, require
 from fedhist.parameters import Layout
 from fedhist.streams import Stream
 
+Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
+
 
 class Task:
     """A model, training and test data, and the clients' shares of the training data.
@@ -28,7 +30,8 @@ class Task:
     x, y
         Training inputs of any shape ``(examples, …)`` and integer labels ``(examples,)``.
     clients
-        For each client, the indices of its examples.
+        For each client, the indices of its examples: a list of lists or arrays, or one array ``(N, n)`` of
+        integers where every client holds n.
     x_test, y_test
         Test data, in the same form.
     name
@@ -40,7 +43,7 @@ class Task:
         model: nn.Module | Callable[[], nn.Module],
         x: Tensor,
         y: Tensor,
-        clients: Sequence[ArrayLike],
+        clients: Clients,
         x_test: Tensor,
         y_test: Tensor,
         name: str = "custom",
@@ -149,21 +152,36 @@ class Task:
         )
 
 
-def _join(clients: Sequence[ArrayLike], num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return all clients' example indices end to end, and where each client's begin."""
+def _join(clients: Clients, num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all clients' example indices end to end, and where each client's begin.
+
+    There may be a million clients, so they are checked together, and one by one only to name the one at fault.
+    """
     require(
-        isinstance(clients, Sequence) and len(clients) > 0,
+        (clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)) and len(clients) > 0,
         "clients must be a list with one list of example indices for each client.",
     )
-    parts = [np.asarray(part) for part in clients]
-    for i, part in enumerate(parts):
-        require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
-        require(
-            np.issubdtype(part.dtype, np.integer) and part.min() >= 0 and part.max() < num_examples,
-            f"clients[{i}] must hold indices from 0 to {num_examples - 1}.",
-        )
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return np.concatenate(parts).astype(np.int64), offsets.astype(np.int64)
+    if isinstance(clients, np.ndarray):
+        parts, sizes = [clients.ravel()], np.full(len(clients), clients.shape[1])
+    else:
+        parts = [np.asarray(part) for part in clients]
+        sizes = np.array([part.size for part in parts])
+    if not all(part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts):
+        raise _fault(clients, num_examples)
+    examples = np.concatenate(parts, dtype=np.int64, casting="same_kind")
+    if examples.min() < 0 or examples.max() >= num_examples:
+        raise _fault(clients, num_examples)
+    return examples, np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _fault(clients: Clients, num_examples: int) -> InvalidInput:
+    """Return the error for the first client whose examples cannot be used."""
+    for i, part in enumerate(map(np.asarray, clients)):
+        if part.ndim != 1 or len(part) == 0:
+            return InvalidInput(f"clients[{i}] holds no examples; every client needs one.")
+        if part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= num_examples:
+            break
+    return InvalidInput(f"clients[{i}] must hold indices from 0 to {num_examples - 1}.")
 
 
 def _check_fit(probe: nn.Module, inputs: Tensor, name: str) -> Tensor:

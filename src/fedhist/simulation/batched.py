@@ -106,7 +106,7 @@ class _Group:
                 self.sources.append(source)
             columns += range(starts_of[source], starts_of[source] + run.schedule.k)
         self._columns = torch.tensor(columns, device=device)
-        largest = max(int(run.task.sizes[run.schedule.clients].max()) for run in runs)
+        largest = max(int(run.sizes.max()) for run in runs)
         self._shape = self.local.steps_for(largest), min(self.local.batch_size, largest)
         self._width = sum(source.schedule.k for source in self.sources)
         self.block = max(1, min(BLOCK, TABLE // (self._width * self._shape[0] * self._shape[1])))
@@ -187,7 +187,7 @@ class BatchedRounds:
             group.allocate(self._block)
 
         # What the servers see of a round besides the uploads: one row per round, all runs beside each other.
-        facts = [(run.schedule.staleness, run.schedule.clients, run.task.sizes[run.schedule.clients]) for run in runs]
+        facts = [(run.schedule.staleness, run.schedule.clients, run.sizes) for run in runs]
         self._facts = torch.tensor(
             np.stack([np.concatenate(each, axis=1) for each in zip(*facts, strict=True)], axis=1)
         )

@@ -6,7 +6,7 @@ training then runs over it.
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import require, whole
-from fedhist.simulation.devices import Devices, work_times
+from fedhist.simulation.devices import Devices, work_gammas, work_times
 from fedhist.streams import Stream
+
+WINDOW = 1024
+"""Events that the queue moves at a time, at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,64 +87,151 @@ def make_schedule(
         bool(np.isfinite(means).all() and (means > 0).all()),
         f"{devices!r} gives times that are not positive numbers; use milder parameters.",
     )
-    idle = _IdlePool(num_clients, busy, stream)
-
-    # Everyone at work in round 1 has version 1. The others follow a heap; ties go to whoever started
-    # first, never to chance. Sorting the first batch once keeps the heap as small as the traffic.
-    first = idle.take(busy, 0)
-    finish = work_times(means[first], devices.jitter, stream.at(0, 1))
-    order = np.argsort(finish, kind="stable")
-    opening, opening_times = first[order], finish[order]
-    opened = 0
-    queue: list[tuple[float, int, int, int]] = []  # (finish, start order, client, version)
+    # Whoever is sent a model gets the next number, so numbers tell who started first. Ties go to them,
+    # never to chance.
+    pool = _Pool(num_clients, busy, stream)
+    started = np.empty(busy + rounds * k, np.int64)  # the client of each number
+    started[:busy] = pool.first()
+    gammas = work_gammas(busy, devices.jitter, stream.at(0, 1))
+    queue = _Queue(work_times(means[started[:busy]], devices.jitter, gammas), max(WINDOW, 4 * k))
+    gammas = np.empty((rounds, k))
+    for round_, drawn in enumerate(gammas, start=1):
+        drawn[:] = work_gammas(k, devices.jitter, stream.at(round_, 1))
 
     clients = np.empty((rounds, k), np.int64)
-    versions = np.empty((rounds, k), np.int64)
+    numbers = np.empty((rounds, k), np.int64)
     arrived = np.empty((rounds, k), np.float64)
-    for row in range(rounds):
-        for place in range(k):
-            if opened < busy and (not queue or opening_times[opened] <= queue[0][0]):
-                event = opening_times[opened], 0, opening[opened], 1
-                opened += 1
-            else:
-                event = heapq.heappop(queue)
-            arrived[row, place], _, clients[row, place], versions[row, place] = event
-        now = arrived[row, -1]
-        idle.give(clients[row])
-        sent = idle.take(k, row + 1)
-        finish = now + work_times(means[sent], devices.jitter, stream.at(row + 1, 1))
-        for place, (end, client) in enumerate(zip(finish.tolist(), sent.tolist(), strict=True)):
-            heapq.heappush(queue, (end, row * k + place, client, row + 2))
+    fastest = means.min()
+    row, at_once = 0, 1
+    while row < rounds:
+        # Several rounds at once, as if nobody who is sent a model meanwhile came back in them. A round stands
+        # if the soonest that one could be back is not before it closes.
+        times, arriving = queue.peek(k, min(at_once, rounds - row))
+        who, closes, noise = started[arriving], times[:, -1:], gammas[row : row + len(times)]
+        pace = means[who] if busy == num_clients else fastest
+        back = (closes + work_times(pace, devices.jitter, noise)).min(axis=1)
+        stand = len(times) - int(np.count_nonzero(np.minimum.accumulate(back)[:-1] < closes[1:, 0]))
+
+        rows = slice(row, row + stand)
+        arrived[rows], numbers[rows], clients[rows] = times[:stand], arriving[:stand], who[:stand]
+        sent = pool.exchange(clients[rows], row + 1)
+        started[busy + row * k :][: stand * k] = sent.ravel()
+        queue.drop(stand * k)
+        queue.add((closes[:stand] + work_times(means[sent], devices.jitter, noise[:stand])).ravel())
+        row, at_once = row + stand, 2 * stand
+    # Everyone at work in round 1 has version 1; those sent a model after round r have version r + 1.
+    versions = np.maximum((numbers - busy) // k + 2, 1)
     staleness = np.arange(1, rounds + 1)[:, None] - versions + 1
     for array in (clients, staleness, arrived):
         array.setflags(write=False)  # all methods of a comparison share them
     return Schedule(num_clients, clients, staleness, arrived)
 
 
-class _IdlePool:
-    """Clients without work. With everyone always busy, the pool hands back exactly who came in."""
+_Events = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Times, and the events' numbers in order of start."""
+
+
+def _merged(parts: Sequence[_Events]) -> tuple[_Events, NDArray[np.int64]]:
+    """Return events in order of time, and where in the parts end to end each was.
+
+    Of equal times the earlier part goes first. Where parts are sorted, the stable sort does no more than merge them.
+    """
+    times, numbers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(times, kind="stable")
+    return (times[order], numbers[order]), order
+
+
+class _Queue:
+    """Events by time, and by start where times are equal.
+
+    The next ones lie in a window, in order, and all later ones in sorted runs. A new run is merged with the one
+    before it until that was more than twice its size, so there are few of them. After the first sort, the cost
+    of an event grows only with the logarithm of how many wait.
+    """
+
+    def __init__(self, times: NDArray[np.float64], window: int) -> None:
+        order = np.argsort(times, kind="stable")
+        self._runs: list[_Events] = [(times[order], order)]  # oldest first
+        self._window: _Events = np.empty(0), np.empty(0, np.int64)
+        self._size = window
+        self._horizon = -np.inf  # new events from here on do not belong in the window
+        self._beyond: list[_Events] = []  # those since the last refill
+        self._count = len(times)  # of events ever added
+
+    def add(self, times: NDArray[np.float64]) -> None:
+        """Add events, numbered on from those before."""
+        numbers = np.arange(self._count, self._count + len(times))
+        self._count += len(times)
+        near = times < self._horizon
+        if near.any():
+            self._window, _ = _merged([self._window, (times[near], numbers[near])])
+        if not near.all():
+            self._beyond.append((times[~near], numbers[~near]))
+
+    def peek(self, k: int, rounds: int) -> _Events:
+        """Return the next events of up to `rounds` rounds of `k`, of one at least, ``(rounds, k)``."""
+        if len(self._window[0]) < k:
+            self._refill()
+        times, numbers = self._window
+        count = min(rounds, len(times) // k) * k
+        return times[:count].reshape(-1, k), numbers[:count].reshape(-1, k)
+
+    def drop(self, count: int) -> None:
+        """Remove the next `count` events."""
+        self._window = self._window[0][count:], self._window[1][count:]
+
+    def _refill(self) -> None:
+        """Put what was added beyond the window into runs, then take the next window from them."""
+        if self._beyond:
+            run, _ = _merged(self._beyond)
+            while self._runs and len(self._runs[-1][0]) <= 2 * len(run[0]):
+                run, _ = _merged([self._runs.pop(), run])
+            self._runs.append(run)
+            self._beyond = []
+
+        heads = [(times[: self._size], numbers[: self._size]) for times, numbers in self._runs]
+        (times, numbers), order = _merged(heads)
+        ends = np.cumsum([len(head) for head, _ in heads])
+        taken = np.bincount(np.searchsorted(ends, order[: self._size], side="right"), minlength=len(heads))
+        rest = [(run[0][n:], run[1][n:]) for run, n in zip(self._runs, taken.tolist(), strict=True)]
+        self._runs = [run for run in rest if len(run[0])]
+        next_ones = times[: self._size], numbers[: self._size]
+        self._window, _ = _merged([self._window, next_ones])
+        # Of equal times the new event is the later one. With no run left, all there is lies in the window.
+        self._horizon = self._window[0][-1] if self._runs else np.inf
+
+
+class _Pool:
+    """Who works next. With everyone always busy, those who came in; else some of all who are idle, at random."""
 
     def __init__(self, num_clients: int, busy: int, stream: Stream) -> None:
         self._everyone_works = busy == num_clients
-        self._ids = np.arange(num_clients)
-        self._count = num_clients
-        self._stream = stream
+        self._busy, self._stream = busy, stream
+        self._idle = np.arange(num_clients)  # the last `busy` are not
 
-    def take(self, count: int, round_: int) -> NDArray[np.int64]:
-        """Draw `count` idle clients, at a cost that does not depend on how many are idle."""
-        if not self._everyone_works:
-            picks = self._stream.at(round_, 2).random(count)
-            for i in range(count):  # a partial Fisher-Yates shuffle towards the end
-                last = self._count - 1 - i
-                pick = int(picks[i] * (last + 1))
-                self._ids[pick], self._ids[last] = self._ids[last], self._ids[pick]
-        self._count -= count
-        return self._ids[self._count : self._count + count].copy()
+    def first(self) -> NDArray[np.int64]:
+        """Return who starts."""
+        return self._idle.copy() if self._everyone_works else self._draw(self._busy, len(self._idle), 0)
 
-    def give(self, clients: NDArray[np.int64]) -> None:
-        """Take clients back."""
-        self._ids[self._count : self._count + len(clients)] = clients
-        self._count += len(clients)
+    def exchange(self, arrived: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
+        """Take in the clients of each row, a round from `round_` on, and return as many to send the model."""
+        if self._everyone_works:
+            return arrived
+        sent = np.empty_like(arrived)
+        k = arrived.shape[1]
+        end = len(self._idle) - self._busy + k
+        for row, clients in enumerate(arrived):
+            self._idle[end - k : end] = clients
+            sent[row] = self._draw(k, end, round_ + row)
+        return sent
+
+    def _draw(self, count: int, end: int, round_: int) -> NDArray[np.int64]:
+        """Draw from the first `end`, at a cost that does not depend on how many they are."""
+        picks = (self._stream.at(round_, 2).random(count) * np.arange(end, end - count, -1)).astype(np.int64)
+        ids = self._idle.data  # single numbers are read from the buffer five times as fast
+        for last, pick in zip(range(end - 1, end - count - 1, -1), picks.tolist(), strict=True):
+            ids[pick], ids[last] = ids[last], ids[pick]  # a partial Fisher-Yates shuffle towards the end
+        return self._idle[end - count : end].copy()
 
 
 @dataclass(frozen=True)
@@ -161,18 +251,20 @@ def plan_versions(schedule: Schedule) -> VersionPlan:
     """Assign slots so that a version's slot is free again after its last upload."""
     rounds = schedule.rounds
     last_use = np.zeros(rounds + 2, np.int64)
-    np.maximum.at(last_use, schedule.versions, np.arange(1, rounds + 1)[:, None])
-    slots = np.full(rounds + 2, -1, np.int64)
+    # Rounds go up, and of several values for one version the last stays.
+    last_use[schedule.versions] = np.arange(1, rounds + 1)[:, None]
+    stored = np.flatnonzero(last_use)
+    expiring = stored[np.argsort(last_use[stored], kind="stable")]
+    expired = np.searchsorted(last_use[expiring], stored)  # how many are gone when each is stored
+    slots = [-1] * (rounds + 2)
     free: list[int] = []
-    expiring: list[list[int]] = [[] for _ in range(rounds + 1)]
-    count = 0
-    for version in range(1, rounds + 1):
-        # Versions last used in earlier rounds are gone when this one is stored.
-        free.extend(expiring[version - 1])
-        if last_use[version]:
-            if not free:
-                free.append(count)
-                count += 1
-            slots[version] = free.pop()
-            expiring[last_use[version]].append(int(slots[version]))
-    return VersionPlan(slots, count)
+    count = gone = 0
+    leaving = expiring.tolist()
+    for version, until in zip(stored.tolist(), expired.tolist(), strict=True):
+        free.extend(slots[old] for old in leaving[gone:until])
+        gone = until
+        if not free:
+            free.append(count)
+            count += 1
+        slots[version] = free.pop()
+    return VersionPlan(np.array(slots), count)

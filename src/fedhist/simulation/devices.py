@@ -14,6 +14,9 @@ from fedhist.streams import Stream
 
 Floats = NDArray[np.float64]
 
+NO_JITTER = 1e-6
+"""Below this, jitter is no more than rounding."""
+
 
 class Devices(Protocol):
     """Draws the clients' mean times once, and the time of each piece of work around them."""
@@ -26,12 +29,14 @@ class Devices(Protocol):
         """Return each client's mean time for one local training, ``(N,)``."""
 
 
-def work_times(means: Floats, jitter: float, rng: np.random.Generator) -> Floats:
-    """Return one working time per client: gamma distributed around its mean."""
-    if jitter < 1e-6:  # no more than rounding
-        return means
-    shape = 1 / jitter**2
-    return means * rng.standard_gamma(shape, len(means)) / shape
+def work_gammas(count: int, jitter: float, rng: np.random.Generator) -> Floats:
+    """Draw what makes `count` working times differ from their means."""
+    return np.ones(count) if jitter < NO_JITTER else rng.standard_gamma(1 / jitter**2, count)
+
+
+def work_times(means: Floats, jitter: float, gammas: Floats) -> Floats:
+    """Return working times: gamma distributed around their means."""
+    return means * gammas if jitter < NO_JITTER else means * gammas / (1 / jitter**2)
 
 
 @dataclass(frozen=True)

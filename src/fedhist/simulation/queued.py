@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.simulation.run import Run
 from fedhist.training import Candidate, Evaluation, Job, Trainer
+
+Places = NDArray[np.int64]
 
 
 class QueuedRounds:
@@ -36,8 +39,10 @@ class QueuedRounds:
         work: list[tuple[int, Job, Tensor]] = []
         for i, run in enumerate(self.runs):
             self._versions[i][run.plan.slots[round_]] = run.model
-            for due, place in startable(run, round_):
-                work.append((due, self._job(i, due, place), self._deltas[due][i][place]))
+            for due, places in startable(run, round_):
+                rows = self._deltas[due][i].unbind()
+                jobs = zip(places.tolist(), self._jobs(i, due, places), strict=True)
+                work += [(due, job, rows[place]) for place, job in jobs]
         work.sort(key=lambda item: item[0])  # what this round waits for goes first
         begun = self.trainer.start([job for _, job, _ in work], [row for _, _, row in work])
         for (due, _, _), future in zip(work, begun, strict=False):
@@ -48,27 +53,29 @@ class QueuedRounds:
             for i, uploads in enumerate(self._deltas.pop(round_)):
                 self._close(i, round_, uploads)
 
-    def _received(self, i: int, round_: int, place: int) -> tuple[int, int, Tensor]:
-        """Return who makes an upload, the version it was sent, and that model."""
+    def _received(self, i: int, round_: int, places: Places) -> Iterator[tuple[int, int, Tensor]]:
+        """Return who makes each upload, the version it was sent, and that model."""
         run = self.runs[i]
-        client, version = run.schedule.clients[round_ - 1, place], run.schedule.versions[round_ - 1, place]
-        return int(client), int(version), self._versions[i][run.plan.slots[version]]
+        clients, versions = (table[round_ - 1, places] for table in (run.schedule.clients, run.schedule.versions))
+        slots = run.plan.slots[versions].tolist()
+        return zip(clients.tolist(), versions.tolist(), map(self._versions[i].__getitem__, slots), strict=True)
 
-    def _job(self, i: int, round_: int, place: int) -> Job:
-        run = self.runs[i]
-        client, version, model = self._received(i, round_, place)
-        previous = self._previous[i].get(client)
-        return Job(run.task, run.local, run.method.objective, run.seed, client, version, model, previous)
+    def _jobs(self, i: int, round_: int, places: Places) -> list[Job]:
+        run, previous = self.runs[i], self._previous[i]
+        return [
+            Job(run.task, run.local, run.method.objective, run.seed, client, version, model, previous.get(client))
+            for client, version, model in self._received(i, round_, places)
+        ]
 
     def _close(self, i: int, round_: int, uploads: Tensor) -> None:
         run, row = self.runs[i], round_ - 1
         if run.method.objective.uses_previous:
-            for place, delta in enumerate(uploads):
-                client, _, model = self._received(i, round_, place)
+            received = self._received(i, round_, np.arange(len(uploads)))
+            for (client, _, model), delta in zip(received, uploads, strict=True):
                 self._previous[i][client] = model - delta
         clients = run.schedule.clients[row]
         # Copies, so that a strategy that changes its arguments changes nobody else's.
-        facts = run.schedule.staleness[row], clients, run.task.sizes[clients]
+        facts = run.schedule.staleness[row], clients, run.sizes[row]
         staleness, ids, sizes = (torch.tensor(fact, device=run.device) for fact in facts)
         run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False))
         if run.strategy.last_weights is not None:
@@ -89,12 +96,14 @@ class QueuedRounds:
         self.trainer.close()
 
 
-def startable(run: Run, round_: int) -> list[tuple[int, int]]:
-    """Return the uploads, as (round of arrival, place), that can be computed now but not before.
+def startable(run: Run, round_: int) -> list[tuple[int, Places]]:
+    """Return the uploads, as rounds of arrival and places in them, that can be computed now but not before.
 
     These are the fresh ones of this round and, of the next, all that build on a version there is: they
     need not wait for this round to close.
     """
-    now, later = run.schedule.versions[round_ - 1], run.schedule.versions[round_ : round_ + 1]
-    fresh = [(round_, place) for place in np.flatnonzero(now == round_).tolist()]
-    return fresh + [(round_ + 1, place) for place in np.flatnonzero(later <= round_).tolist()]
+    versions = run.schedule.versions
+    fresh = (round_, np.flatnonzero(versions[round_ - 1] == round_))
+    if round_ == run.schedule.rounds:
+        return [fresh]
+    return [fresh, (round_ + 1, np.flatnonzero(versions[round_] <= round_))]

@@ -23,6 +23,7 @@ class Run:
     def __init__(self, trial: Trial, schedule: Schedule, plan: VersionPlan, device: torch.device) -> None:
         self.trial, self.schedule, self.plan, self.device = trial, schedule, plan, device
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
+        self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
         layout = self.task.layout
         self.strategy = copy.deepcopy(self.method.strategy)
         self.strategy.setup(self.task.num_clients, schedule.k, layout.size, device)
