@@ -20,7 +20,7 @@ ROOMS = {
     "arrivals": {"errors"},
     "models": {"errors"},
     "native": set(),
-    "strategies": {"arrivals", "errors"},
+    "strategies": {"arrivals", "errors", "native"},
     "objectives": {"parameters", "errors"},
     "data": {"errors", "files", "models", "parameters", "streams"},
     "training": {"data", "errors", "native", "objectives", "parameters", "streams"},

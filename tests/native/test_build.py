@@ -85,7 +85,7 @@ def test_no_compiler_at_all(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_error_of_the_compiler_is_told(kernel: None, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = fresh.parent / "broken.c"
     broken.write_text("int f(void) { return nonsense; }")
-    monkeypatch.setattr(native, "SOURCE", broken)
+    monkeypatch.setattr(native, "SOURCES", [broken])
     with pytest.raises(native.Unavailable, match=r"failed to compile the kernel \(.*error.*nonsense"):
         native.kernel()
     assert not list(fresh.iterdir())

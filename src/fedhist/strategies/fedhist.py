@@ -13,6 +13,7 @@ INA  the aggregate gets back the length that averaging took away                
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 from typing import ClassVar, Literal, Self
 
@@ -170,10 +171,10 @@ class FedHist(Strategy):
         slots = self._joins(arrivals.staleness)
         to_the_letter = self.ina and self.ina_direction == "sum"
 
-        passes = passes_for(g)
         past = self.global_updates if self.egs else None
         at_once = self.haa and self.sketch is None and not self.remember_fused
         memory = (self.uploads, self.fresh_sums) if at_once else (None, None)
+        passes = passes_for(g, past, self.uploads if self.haa else None)
         aggregate: Tensor
         weights = torch.ones_like(p) if to_the_letter else p
         norms, dots, aggregate, *judged = passes.sweep(g, weights, slots, past, *memory, now, oldest, self.h)
@@ -283,22 +284,26 @@ class FedHist(Strategy):
         self.fresh_counts.index_fill_(0, oldest, 0)  # the slot now belongs to the next version
 
 
-def passes_for(g: Tensor) -> ModuleType:
-    """Return the module whose passes are the fastest that work for these uploads."""
-    kernels = _kernels() if g.device.type == "cuda" and g.dtype == torch.float32 else None
-    return plain if kernels is None else kernels
+def passes_for(g: Tensor, *memory: Tensor | None) -> ModuleType:
+    """Return the module whose passes are the fastest that work for these uploads and this memory."""
+    if g.dtype != torch.float32 or g.device.type not in ("cpu", "cuda"):
+        return plain
+    if g.device.type == "cpu" and any(t is not None and t.dtype != torch.float32 for t in memory):
+        return plain
+    return _fused(g.device.type)
 
 
 @lru_cache
-def _kernels() -> ModuleType | None:
+def _fused(kind: str) -> ModuleType:
+    """Return the passes for a kind of device, if they can be built here."""
+    name = {"cpu": "compiled", "cuda": "kernels"}[kind]
     try:
-        from fedhist.strategies import kernels  # noqa: PLC0415
-
-        one = torch.ones(2, device="cuda")
-        kernels.finish(one, None, one, torch.zeros(1, dtype=torch.int64, device="cuda"))
+        passes = import_module(f"fedhist.strategies.{name}")
+        one = torch.ones(2, device=kind)
+        passes.finish(one, None, one, torch.zeros(1, dtype=torch.int64, device=kind))
     except Exception:
-        return None
-    return kernels
+        return plain
+    return passes
 
 
 def random_signs(num_params: int) -> Tensor:
