@@ -22,12 +22,13 @@ def _sweep(
     A row of `sums` holds, for each upload, its dots with the past updates, its square and its dot with the
     fresh sum, and last the square of that sum.
     """
-    first = tl.program_id(1) * SLOTS  # of the past global updates
+    first = tl.program_id(1) * SLOTS  # of the past global updates; after the last one comes the upload itself
     zero = tl.program_id(0).to(tl.int64) * 0  # what is added to it does not overflow
     column = zero + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_params
     slot = first + tl.arange(0, SLOTS)
     sums = sums_ptr + tl.program_id(0).to(tl.int64) * (capacity * (h + 2) + 1)
+    past = tl.zeros((SLOTS, BLOCK), tl.float32)
     if HAS_HISTORY:
         of_slot = slot[:, None].to(tl.int64) * num_params + column[None, :]
         past = tl.load(history_ptr + of_slot, mask=(slot < h)[:, None] & inside[None, :], other=0.0).to(tl.float32)
@@ -39,10 +40,9 @@ def _sweep(
         # The next upload is on its way while this one is worked on.
         ahead = zero + tl.minimum(i + 1, k - 1)
         following = tl.load(g_ptr + ahead * num_params + column, mask=inside, other=0.0)
-        if HAS_HISTORY:
-            tl.store(sums + i * (h + 2) + slot, tl.sum(g[None, :] * past, axis=1), mask=slot < h)
+        factors = tl.where((slot == h)[:, None], g[None, :], past)
+        tl.store(sums + i * (h + 2) + slot, tl.sum(g[None, :] * factors, axis=1), mask=slot <= h)
         if first == 0:
-            tl.store(sums + i * (h + 2) + h, tl.sum(g * g))
             total += tl.load(weights_ptr + i) * g
             if HAS_UPLOADS:
                 tl.store(uploads_ptr + (now * capacity + i) * num_params + column, g, mask=inside)
@@ -56,17 +56,18 @@ def _sweep(
             nothing = tl.zeros((BLOCK,), tl.float32)
             for i in range(k, capacity):  # a round closed by a deadline
                 tl.store(uploads_ptr + (now * capacity + i) * num_params + column, nothing, mask=inside)
+            tl.debug_barrier()  # what follows reads what other threads of this program have written
             fresh = tl.load(fresh_ptr + oldest * num_params + column, mask=inside, other=0.0)
             # The slot belongs to the next version from here on.
             tl.store(fresh_ptr + oldest * num_params + column, nothing, mask=inside)
             tl.store(sums + capacity * (h + 2), tl.sum(fresh * fresh))
-            olds = uploads_ptr + oldest * capacity * num_params + column
-            following_old = tl.load(olds, mask=inside, other=0.0)
-            for i in range(capacity):
-                old = following_old.to(tl.float32)
-                ahead_old = zero + tl.minimum(i + 1, capacity - 1)
-                following_old = tl.load(olds + ahead_old * num_params, mask=inside, other=0.0)
-                tl.store(sums + i * (h + 2) + h + 1, tl.sum(old * fresh))
+            for start in range(0, capacity, SLOTS):
+                row = start + tl.arange(0, SLOTS)
+                of_old = (oldest * capacity + row)[:, None] * num_params + column[None, :]
+                mask = (row < capacity)[:, None] & inside[None, :]
+                old = tl.load(uploads_ptr + of_old, mask=mask, other=0.0).to(tl.float32)
+                judged = tl.sum(old * fresh[None, :], axis=1)
+                tl.store(sums + row * (h + 2) + h + 1, judged, mask=row < capacity)
 
 
 @triton.jit
@@ -121,8 +122,8 @@ def sweep(
     sums = g.new_zeros((blocks, capacity * (h + 2) + 1))
     aggregate = g.new_empty(num_params)
     tensors = [g if tensor is None else tensor for tensor in (history, uploads, fresh)]
-    tile = min(int(triton.next_power_of_2(h)), SLOTS)
-    _sweep[(blocks, triton.cdiv(h, tile) if history is not None else 1)](
+    tile = min(int(triton.next_power_of_2(h + 1)), SLOTS)
+    _sweep[(blocks, triton.cdiv(h + 1, tile))](
         g, weights.to(g.dtype), slots, *tensors, aggregate, sums, now, oldest,
         num_params, k, capacity, h, history is not None, uploads is not None, tile, block,
     )  # fmt: skip
