@@ -187,6 +187,17 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
     console.print(table)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measure this machine: updates/s against a plain loop, the server step, scaling, start-up."""
+    from fedhist.bench import main as measure  # noqa: PLC0415
+
+    measure(context.args)
+
+
 def _short(path: Path) -> Path:
     """Return a path as seen from here, where it lies below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
