@@ -34,7 +34,14 @@ batches: list[int] = []
 """The size of every minibatch that LeNet trained on in this process."""
 steps: list[None] = []
 """One entry for every optimizer step in this process; threads may append."""
-register_optimizer_step_post_hook(lambda *_: steps.append(None))
+server_optimizers: list[torch.optim.Optimizer] = []
+"""Optimizers whose steps are the server's, for peers that aggregate with one."""
+
+
+@register_optimizer_step_post_hook
+def _count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if not any(optimizer is server for server in server_optimizers):
+        steps.append(None)
 
 
 class LeNet(nn.Module):
