@@ -72,7 +72,7 @@ class Timed(FedAvg):
 
 
 @server_app.main()
-def main(grid: Grid, context: Context) -> None:
+def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower passes both)
     strategy = Timed()
     strategy.start(grid=grid, initial_arrays=ArrayRecord(w.LeNet().state_dict()), num_rounds=args.rounds)
     strategy.clock.report(
