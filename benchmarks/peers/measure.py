@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).resolve().parent
-TIME_LIMIT = 300
+TIME_LIMIT = 420
 
 
 @dataclass(frozen=True)
