@@ -1,6 +1,6 @@
 """Other simulators on the same work: client updates a second against the plain PyTorch loop, start-up and memory.
 
-    python benchmarks/peers/measure.py [--peers fedhist flower flgo ...] [--updates 300] [--repeats 1]
+    python benchmarks/peers/measure.py [--peers fedhist flower flgo ...] [--updates 240] [--repeats 1]
 
 Each peer gets a virtual environment of its own under ``--envs``, with the versions listed in `PEERS`, and runs
 workload W (``workload.py``) with its own simulator (``<peer>_sim.py``). The plain loop R0 is measured with the
@@ -93,8 +93,8 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--updates", type=int, default=300, help="client updates of a run")
-    parser.add_argument("--loop-updates", type=int, default=150, help="client updates of a run of R0")
+    parser.add_argument("--updates", type=int, default=240, help="client updates of a run")
+    parser.add_argument("--loop-updates", type=int, default=120, help="client updates of a run of R0")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each peer, each between two of R0")
     parser.add_argument("--envs", type=Path, default=Path.home() / ".cache" / "fedhist-peers")
     parser.add_argument("--json", type=Path, help="raw figures; peers.json beside the environments by default")
@@ -112,14 +112,16 @@ def main() -> None:
         except NotMeasuredError as error:
             rows.append(Row(name, "", problem=str(error)))
             continue
+        r0: list[float] = []
         for mode in peer.modes:
-            rows.append(row := Row(name, mode))
+            rows.append(row := Row(name, mode, r0=r0[-1:]))
             print(f"{name} {mode}", file=sys.stderr, flush=True)
             try:
                 measure(row, python, args)
             except NotMeasuredError as error:
                 row.problem = str(error)
                 print(f"  {error}", file=sys.stderr, flush=True)
+            r0 = row.r0 if row.ratios else []  # what came right after one mode comes right before the next
     report(rows, args)
 
 
@@ -155,7 +157,8 @@ def run_logged(command: list[str], log: Path) -> None:
 
 def measure(row: Row, python: Path, args: argparse.Namespace) -> None:
     """Run R0, the peer, R0, … and put the figures into the row."""
-    row.r0.append(plain_loop(python, args.loop_updates))
+    if not row.r0:
+        row.r0.append(plain_loop(python, args.loop_updates))
     for _ in range(args.repeats):
         command = [str(HERE / f"{row.peer}_sim.py"), "--updates", str(args.updates), "--mode", row.mode]
         log = args.envs / f"{row.peer}-{row.mode or 'run'}.log"
