@@ -7,6 +7,9 @@ Run by ``measure.py`` with the Python that runs it. The last round is evaluated,
 
 from __future__ import annotations
 
+import os
+
+import torch
 import workload as w
 
 import fedhist as fh
@@ -25,9 +28,10 @@ def counted(self: fh.LocalSGD, *of):
 
 def main() -> None:
     fh.LocalSGD.batches = counted
+    torch.set_num_threads(os.cpu_count() or 1)  # one client a core, each on one thread
     x, y = w.data()
     clients = [range(i * w.SAMPLES, (i + 1) * w.SAMPLES) for i in range(w.CLIENTS)]
-    task = fh.Task(w.LeNet(), x, y, clients, x[: w.BATCH], y[: w.BATCH])
+    task = fh.Task(fh.LeNet(), x, y, clients, x[: w.BATCH], y[: w.BATCH])
     clock = w.Clock(lambda: len(sizes))
     method = args.mode or "fedavg"
     fh.simulate(

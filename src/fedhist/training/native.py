@@ -158,13 +158,16 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
         hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
         _expect(not any(hooks), f"{type(each).__name__} has hooks")
     try:
-        traced = fx.symbolic_trace(nn.Sequential(module))  # a single layer is a chain too
+        traced = _traced(module, PROBE)
+        other = _traced(module, 1 << 20)
         run = fx.Interpreter(traced, garbage_collect_values=False)
         with torch.no_grad():
             run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
     except Exception as error:  # tracing runs the model's own code, which may raise anything
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Unsupported(f"the model cannot be traced ({what})") from error
+    same = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
+    _expect(same[0] == same[1], "the model looks at how many examples it is given")
     chain = _Chain(module, task)
     for node in traced.graph.nodes:
         if node.op == "output":
@@ -175,6 +178,21 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
     outputs = last.out_channels, last.out_height, last.out_width
     _expect(outputs == (task.num_classes, 1, 1), "the model does not end in a layer with one output per class")
     return chain.layers
+
+
+def _traced(module: nn.Module, batch: int) -> fx.GraphModule:
+    """Trace a module that may ask for the length of its input, as ``x.view(len(x), -1)`` does."""
+
+    class Counted(fx.Proxy):
+        def __len__(self) -> int:
+            return batch
+
+    class Tracer(fx.Tracer):
+        def proxy(self, node: fx.Node) -> fx.Proxy:
+            return Counted(node, self)
+
+    whole = nn.Sequential(module)  # a single layer is a chain too
+    return fx.GraphModule(whole, Tracer().trace(whole))
 
 
 def _expect(condition: bool, otherwise: str) -> None:

@@ -1,0 +1,87 @@
+"""Runs cells and keeps one file for each, so that a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhist import __version__
+from fedhist.data import SplitNotice, Task, load_task
+from fedhist.files import whole_file
+from fedhist.history import History
+from fedhist.paper.cells import Cell
+from fedhist.simulation.engine import OnRound, simulate_many
+
+
+def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
+    """Return what is there of some cells."""
+    files = {cell: folder / f"{cell.key}.json" for cell in cells}
+    return {cell: json.loads(file.read_text()) for cell, file in files.items() if file.exists()}
+
+
+def run(
+    cells: Sequence[Cell],
+    folder: Path,
+    *,
+    device: str = "auto",
+    engine: str = "local",
+    data_dir: str | Path | None = None,
+    on_round: OnRound | None = None,
+    on_batch: Callable[[Sequence[Cell]], None] | None = None,
+) -> None:
+    """Run the cells that have no file yet; those of one seed on the same data side by side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = results(cells, folder)
+    batches: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell not in done:
+            batches.setdefault((cell.seed, cell.dataset, cell.rounds, cell.eval_every), []).append(cell)
+    for batch in batches.values():
+        if on_batch:
+            on_batch(batch)
+        tasks: dict[tuple[object, ...], Task] = {}
+        for cell in batch:
+            split = cell.dataset, cell.clients, cell.beta, cell.seed
+            if split not in tasks:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", SplitNotice)
+                    tasks[split] = load_task(*split, data_dir=data_dir)
+        trials = [cell.trial(tasks[cell.dataset, cell.clients, cell.beta, cell.seed]) for cell in batch]
+        started = time.perf_counter()
+        histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
+        took = time.perf_counter() - started
+        for cell, history in zip(batch, histories, strict=True):
+            with whole_file(folder / f"{cell.key}.json") as part:
+                part.write_text(json.dumps(_result(cell, history) | _circumstances(took, len(batch), device)))
+
+
+def _result(cell: Cell, history: History) -> dict[str, Any]:
+    return {
+        "cell": asdict(cell),
+        "round": history.round,
+        "accuracy": [round(value, 6) for value in history.accuracy],
+        "loss": [round(value, 5) for value in history.loss],
+        "per_class": history.records[-1].per_class,
+        "virtual_time": history.records[-1].time,
+    }
+
+
+def _circumstances(took: float, batch: int, device: str) -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    return {
+        "batch_seconds": round(took, 2),
+        "batch_runs": batch,
+        "fedhist": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "date": time.strftime("%Y-%m-%d"),
+    }
