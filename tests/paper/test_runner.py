@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedhist.paper import runner
+from fedhist.paper.cells import SCALES, Cell, table1
+from fedhist.paper.tables import as_markdown, final, published
+
+
+@pytest.fixture
+def cells() -> list[Cell]:
+    every = table1(replace(SCALES["smoke"], rounds={"digits": 10}, eval_every=5), [0])
+    return [cell for cell in every if cell.ratio == 10 and cell.method in ("fedavg", "fedhist")]
+
+
+def test_table_1_has_144_cells() -> None:
+    cells = table1(SCALES["full"], [0])
+    assert len(cells) == len({cell.key for cell in cells}) == 144
+    assert {cell.clients for cell in cells} == {100, 1000}
+    assert len(table1(SCALES["full"], range(3))) == 3 * 144
+
+
+def test_every_cell_of_table_1_was_published() -> None:
+    table = published()["table1"]
+    for cell in table1(SCALES["full"], [0]):
+        column = table[cell.dataset][str(cell.ratio)]["iid" if cell.beta is None else f"{cell.beta:.1f}"]
+        assert len(column) == 8
+        assert all(0 < value < 100 for value in column.values())
+
+
+def test_a_stopped_run_goes_on_where_it_was(cells: list[Cell], tmp_path: Path) -> None:
+    batches: list[int] = []
+
+    def noted(batch: Sequence[Cell]) -> None:
+        batches.append(len(batch))
+
+    runner.run(cells[:2], tmp_path, on_batch=noted)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    runner.run(cells, tmp_path, on_batch=noted)
+    assert batches == [2, len(cells) - 2]
+    assert all(file.read_bytes() == content for file, content in before.items())
+    runner.run(cells, tmp_path, on_batch=noted)
+    assert batches == [2, len(cells) - 2]
+
+    lost = tmp_path / f"{cells[0].key}.json"
+    old = json.loads(lost.read_text())
+    lost.unlink()
+    runner.run(cells, tmp_path)
+    new = json.loads(lost.read_text())
+    assert [new[name] for name in ("cell", "round", "accuracy", "loss")] == [
+        old[name] for name in ("cell", "round", "accuracy", "loss")
+    ]
+
+
+def test_results_become_a_table(cells: list[Cell], tmp_path: Path) -> None:
+    runner.run(cells, tmp_path)
+    results = runner.results(cells, tmp_path)
+    assert set(results) == set(cells)
+    table = as_markdown(results).splitlines()
+    assert table[0] == "digits, N/K = 10"
+    assert table[2] == "| method | β = 0.3 | β = 1 | IID |"
+    row = next(line for line in table if line.startswith("| FedHist"))
+    expected = final(results[next(c for c in cells if c.method == "fedhist" and c.beta == 0.3)])
+    assert row.split("|")[2].strip() == f"{expected:.1f}"
