@@ -38,6 +38,7 @@ def test_accepts_a_round() -> None:
         ({"staleness": [1, 2, 3]}, "staleness must be a tensor, got list."),
         ({"staleness": torch.tensor([1, 2])}, "staleness must have shape (3,), got (2,)."),
         ({"staleness": torch.tensor([1, 0, 2])}, "staleness counts from 1, got 0."),
+        ({"staleness": torch.tensor([1.0, 1.5, 2.0])}, "staleness counts rounds, got torch.float32."),
         ({"clients": torch.tensor([1, -1, 2])}, "clients must be integers ≥ 0, got [1, -1, 2]."),
         (
             {"clients": torch.tensor([1, 1, 2])},

@@ -57,7 +57,7 @@ def test_scaling(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     ("arguments", "sentence"),
     [
         (["server", "--params", "0"], "params must be at least 1"),
-        (["updates", "--device", "tpu"], "device must be 'cpu'"),
+        (["updates", "--device", "tpu"], "device must be 'auto', 'cpu' or 'cuda'"),
     ],
 )
 def test_refuses(arguments: list[str], sentence: str) -> None:

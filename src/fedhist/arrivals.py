@@ -59,10 +59,8 @@ class Arrivals:
         if not finite.all():
             bad = ", ".join(map(str, clients[~finite].tolist()))
             raise InvalidInput(f"an upload must be finite; those of clients {bad} hold NaN or infinity.")
-        require(
-            bool((self.staleness >= 1).all()),
-            f"staleness counts from 1, got {self.staleness.min().item()}.",
-        )
+        require(not self.staleness.is_floating_point(), f"staleness counts rounds, got {self.staleness.dtype}.")
+        require(bool((self.staleness >= 1).all()), f"staleness counts from 1, got {self.staleness.min().item()}.")
         require(
             not clients.is_floating_point() and bool((clients >= 0).all()),
             f"clients must be integers ≥ 0, got {clients.tolist()}.",

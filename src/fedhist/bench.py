@@ -29,10 +29,11 @@ from torch import nn
 from fedhist import __version__
 from fedhist.arrivals import Arrivals
 from fedhist.data import Task, load_task
-from fedhist.errors import require, whole
+from fedhist.errors import in_a_sentence, require, whole
 from fedhist.methods import METHODS, as_method
 from fedhist.models import LeNet
-from fedhist.simulation.engine import compare
+from fedhist.simulation.engine import compare, devices_of
+from fedhist.simulation.memory import available, buffer_bytes
 from fedhist.strategies import FedHist
 from fedhist.training import LocalSGD
 
@@ -179,24 +180,27 @@ def server(args: argparse.Namespace) -> None:
     copy = copying(k + h, size, args.repeats, device)
     print(f"server step, P = {size:,}, K = {k}, h = {h}, {args.threads} threads; a copy takes {copy:.3f} ms")
     generator = torch.Generator().manual_seed(0)
-    rounds = [
-        Arrivals(
-            torch.randn(k, size, device=device),
-            torch.randint(1, 2 * h + 2, (k,), generator=generator).to(device),
-            torch.randperm(args.clients, generator=generator)[:k].to(device),
-            torch.randint(1, 100, (k,), generator=generator).to(device),
-        )
-        for _ in range(2)
-    ]
+    arrivals = Arrivals(
+        torch.randn(k, size, device=device),
+        torch.randint(1, 2 * h + 2, (k,), generator=generator).to(device),
+        torch.randperm(args.clients, generator=generator)[:k].to(device),
+        torch.randint(1, 100, (k,), generator=generator).to(device),
+    )
     for name in args.strategy or ["fedavg", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]:
-        strategy = as_method(name).strategy.setup(args.clients, k, size, device)
-        for turn in range(h + 1):
-            strategy(rounds[turn % 2])
-        times = {"": shortest(lambda s=strategy: s(rounds[0]), args.repeats, device)}  # type: ignore[misc]
+        strategy = as_method(name).strategy
+        needed = buffer_bytes(strategy, args.clients, k, size) + 3 * k * 4 * size  # uploads, and copies on the way
+        require(
+            needed < available(device),
+            f"{name} with P={size} needs {needed / 1e9:.1f} GB of memory, {available(device) / 1e9:.1f} GB are free.",
+        )
+        strategy.setup(args.clients, k, size, device)
+        for _ in range(h + 1):
+            strategy(arrivals)
+        times = {"": shortest(lambda s=strategy: s(arrivals), args.repeats, device)}  # type: ignore[misc]
         if device.type == "cuda" and strategy.capturable():  # as in a simulation, whose rounds are replayed
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                strategy(rounds[0])
+                strategy(arrivals)
             times["captured"] = shortest(graph.replay, args.repeats, device)
             del graph
         listed = "   ".join(f"{took:9.3f} ms {took / copy:6.1f}× {how}" for how, took in times.items())
@@ -296,6 +300,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _strategies(args: argparse.Namespace) -> list[str]:
+    """Return the methods that will be asked for, to be looked at before the first is measured."""
+    given = getattr(args, "strategy", None) or []
+    return _methods(given) if isinstance(given, str) else list(given)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark that the arguments name, or a quick one of each kind."""
     parser = _parser()
@@ -304,11 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, value in vars(args).items():
             if isinstance(value, int):
                 whole(name, value, 1)
-        require(args.device.startswith(("cpu", "cuda")), f"device must be 'cpu' or 'cuda', got {args.device!r}.")
-        require(
-            args.device == "cpu" or torch.cuda.is_available(),
-            f"device={args.device!r} was asked for, but this machine's PyTorch sees no GPU.",
-        )
+        args.device = str(devices_of(args.device)[0])
+        for name in _strategies(args):
+            as_method(name)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} cores"
     print(f"fedhist {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}")
     if args.what:
@@ -326,4 +334,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with in_a_sentence():
+        main()

@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput
+from fedhist.errors import InvalidInput, in_a_sentence
 from fedhist.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,11 +43,8 @@ stderr = Console(stderr=True)
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
-    try:
+    with in_a_sentence():
         app()
-    except FedHistError as error:
-        stderr.print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
 
 
 def _version(wanted: bool) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedHistError(Exception):
@@ -22,6 +24,16 @@ class DataError(FedHistError):
 
 class DivergedError(FedHistError, ArithmeticError):
     """Training produced NaN or infinity."""
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Let a program that meets bad input end with one sentence and exit code 2."""
+    try:
+        yield
+    except FedHistError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 import fedhist as fh
 from fedhist.simulation import batched, engine, memory
 from fedhist.simulation.clock import make_schedule, plan_versions
+from fedhist.simulation.run import Run
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
 CPU = torch.device("cpu")
@@ -90,7 +92,7 @@ def test_several_devices_share_the_runs(task: fh.Task, monkeypatch: pytest.Monke
         return original(runs, device)
 
     monkeypatch.setattr(engine, "BatchedRounds", noted)
-    monkeypatch.setattr(engine, "_devices", lambda _: [CPU, torch.device("cpu", 0)])
+    monkeypatch.setattr(engine, "devices_of", lambda _: [CPU, torch.device("cpu", 0)])
     two = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
     assert used == [("cpu", 3), ("cpu:0", 2)]
     for a, b in zip(one, two, strict=True):
@@ -104,7 +106,7 @@ def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: py
     trial = fh.Trial("fedhist", task, k=3, rounds=12)
     schedule = make_schedule(task.num_clients, 3, 12, trial.devices)
     largest = sum(memory.needed(trial, schedule, plan_versions(schedule), "threaded", 0).values())
-    monkeypatch.setattr(engine, "available", lambda _: task.num_bytes + 2.5 * largest / memory.SHARE)
+    monkeypatch.setattr(engine, "available", lambda _: 2.5 * largest / memory.SHARE)
     together: list[int] = []
     tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))
     assert len(set(together)) > 1 or max(together) < 6
@@ -112,7 +114,7 @@ def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: py
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "available", lambda _: task.num_bytes + 10_000)
+    monkeypatch.setattr(engine, "available", lambda _: 10_000)
     with pytest.raises(
         fh.InvalidInput, match=r"^FedHist, seed 0 needs [\d.]+ KB of memory and 9.0 KB can be used \(.*"
     ):
@@ -151,3 +153,51 @@ def test_trials_are_needed(task: fh.Task) -> None:
         fh.simulate_many([])
     with pytest.raises(fh.InvalidInput, match="trials must be a list of fedhist.Trial"):
         fh.simulate_many(["fedavg"])  # type: ignore[list-item]
+
+
+def test_devices_that_look_alike_are_told_apart(task: fh.Task) -> None:
+    """NumPy shortens what it prints, so two long lists of slow clients can have the same name."""
+    wide = fh.Task(task.model, task.x, task.y, np.arange(3000)[:, None] % len(task.x), task.x_test, task.y_test)
+    groups = [fh.SlowGroup(np.r_[0, first:1000, 2998, 2999], speed=0.1) for first in (200, 300)]  # type: ignore[arg-type]
+    trials = [fh.Trial("fedavg", wide, k=3, rounds=40, devices=group) for group in groups]
+    together = fh.simulate_many(trials, trainer="batched")
+    alone = [fh.simulate_many([trial], trainer="batched")[0] for trial in trials]
+    assert [h.clients.tolist() for h in together] == [h.clients.tolist() for h in alone]
+    assert together[0].clients.tolist() != together[1].clients.tolist()
+
+
+def test_an_objective_that_cannot_be_hashed(task: fh.Task) -> None:
+    @dataclass(frozen=True)
+    class Weighted(fh.CrossEntropy):
+        parts: list[float] = field(default_factory=lambda: [1.0])
+
+    history = fh.simulate("fedavg", task, k=2, rounds=3, objective=Weighted(), trainer="batched")
+    assert history.loss == pytest.approx(fh.simulate("fedavg", task, k=2, rounds=3).loss, rel=1e-3)
+
+
+def test_one_model_that_cannot_be_batched_holds_up_nobody_else(
+    task: fh.Task, make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropout = make_task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)))
+    used = []
+    original = engine._rounds_of
+
+    def noted(kind: str, runs: Any) -> Any:
+        used.append((kind, len(runs)))
+        return original(kind, runs)
+
+    monkeypatch.setattr(engine, "_rounds_of", noted)
+    fh.simulate_many([fh.Trial("fedavg", t, k=2, rounds=2) for t in (task, dropout, task)])
+    assert used == [("native", 2), ("reference", 1)]
+
+
+def test_a_float64_model_keeps_what_is_kept_in_less(task: fh.Task) -> None:
+    parts = [range(40), range(40, 120)]
+    wide = fh.Task(nn.Linear(5, 3).double(), task.x.double(), task.y, parts, task.x_test.double(), task.y_test)
+    trial = fh.Trial("fedhist:history_dtype=bfloat16", wide, k=2, rounds=3)
+    schedule = make_schedule(2, 2, 3, trial.devices)
+    run = Run(trial, schedule, plan_versions(schedule), CPU)
+    assert run.strategy.uploads.dtype == torch.bfloat16
+    assert run.strategy.fresh_sums.dtype == torch.float64
+    assert memory.strategy_bytes(trial) == sum(b.numel() * b.element_size() for b in run.strategy.buffers())
+    assert fh.simulate_many([trial])[0].round == [3]

@@ -49,8 +49,6 @@ def test_one_pass_does_what_many_do(
     fused: tuple[ModuleType, str], k: int, capacity: int, h: int, num_params: int, dtype: torch.dtype
 ) -> None:
     by, device = fused
-    if by is compiled and dtype != torch.float32:
-        pytest.skip("memory in bfloat16 is left to PyTorch on the CPU")
     g, weights, shares = randn(k, num_params), randn(k).abs(), randn(h) * (torch.arange(h) != 1)
     joins = torch.arange(k) % (h + 1)  # the last ones none
     now, oldest, scales = torch.tensor([2 % h]), torch.tensor([3 % h]), torch.tensor([3.0, 0.5])
@@ -111,3 +109,23 @@ def test_fedhist_works_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(fh.FedHist(history=2).setup(5, 3, 40)(arrivals), expected)
     finally:
         module._fused.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64], ids=str)
+def test_staleness_of_another_type(dtype: torch.dtype) -> None:
+    """What a caller may get past the checks must not be read as something else by compiled code."""
+    exact, other = (fh.FedHist(history=3).setup(12, 4, 600) for _ in range(2))
+    for round_ in range(8):
+        arguments = randn(4, 600) + round_, torch.tensor([1, 2, 1, 3]), torch.arange(4), torch.ones(4)
+        staleness = arguments[1].to(dtype)
+        a = exact(fh.Arrivals(*arguments, validate=False))
+        b = other(fh.Arrivals(arguments[0], staleness, *arguments[2:], validate=False))
+        assert torch.equal(a, b)
+    assert torch.equal(exact.utility, other.utility)
+
+
+def test_memory_that_is_not_what_c_expects(kernel: None) -> None:
+    slot = torch.tensor([0])
+    for history in (randn(40, 2).T, randn(2, 40).double(), randn(2, 40).half()):
+        with pytest.raises(TypeError, match="expected a contiguous tensor"):
+            compiled.sweep(randn(3, 40), randn(3), torch.tensor([0, 0, 0]), history, None, None, slot, slot, 2)

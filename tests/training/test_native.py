@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fedhist as fh
@@ -330,3 +331,20 @@ def test_nan_comes_through() -> None:
     assert torch.isfinite(clean).all()
     with pytest.raises(fh.DivergedError, match="client 0 uploaded NaN or infinity in round 1;"):
         fh.simulate("fedavg", task, k=2, rounds=1, local=fh.LocalSGD(0.1, 1, 70), trainer="native")
+
+
+def test_batches_may_grow(kernel: None) -> None:
+    """Scratch memory is laid out for whole vectors, whichever batch comes first."""
+    x, y = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 3))
+    task = fh.Task(model, x, y, [range(60)], x, y)
+
+    class Growing(fh.LocalSGD):
+        def batches(self, examples: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.int64]]:
+            return [examples[:17], examples[17:20], examples[20:25], examples[20:36], examples[28:60]]
+
+    runs = [
+        fh.simulate("fedavg", task, k=1, rounds=2, local=Growing(lr=0.1), trainer=t) for t in ("native", "reference")
+    ]
+    for name in runs[0].model or {}:
+        torch.testing.assert_close(runs[0].model[name], runs[1].model[name], rtol=1e-4, atol=1e-6)  # type: ignore[index]

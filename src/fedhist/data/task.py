@@ -124,9 +124,10 @@ class Task:
         """The identity of the tensors: tasks of several seeds often differ in nothing but the split."""
         return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of the training and test data."""
+    def bytes_for(self, device: torch.device) -> int:
+        """Return the memory that the data will take on a device where they are not yet."""
+        if device.type == "cpu" or device in self._copies:
+            return 0
         return sum(t.numel() * t.element_size() for t in (self.x, self.y, self.x_test, self.y_test))
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:

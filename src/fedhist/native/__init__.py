@@ -71,10 +71,10 @@ _ARGUMENTS = {
     "fedhist_evaluate": (ctypes.c_double, "net *parameters *x *y *index count batch *correct *scratch"),
     "fedhist_sweep": (
         None,
-        "*g *weights *slots *history *uploads *fresh *aggregate *sums now oldest size k capacity h begin end",
+        "*g *weights *slots *history *uploads *fresh *aggregate *sums half now oldest size k capacity h begin end",
     ),
-    "fedhist_blend": (None, "*aggregate *history *shares *square size h begin end"),
-    "fedhist_finish": (None, "*aggregate *kept *scales begin end"),
+    "fedhist_blend": (None, "*aggregate *history *shares *square half size h begin end"),
+    "fedhist_finish": (None, "*aggregate *history *scales half size now begin end"),
 }
 _TYPES = {"net": ctypes.POINTER(Net), "descent": ctypes.POINTER(Descent)}
 

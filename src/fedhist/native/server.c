@@ -64,30 +64,58 @@ static void add_dots(const float *row, const float *const *others, int rows, int
     }
 }
 
+/* Memory may be kept in bfloat16, the upper half of a float. Return a row of it as floats, in `room` if need be. */
+static const float *widened(const void *memory, bool half, int64_t at, int64_t count, float *room) {
+    if (!half)
+        return (const float *)memory + at;
+    const uint16_t *row = (const uint16_t *)memory + at;
+    for (int64_t column = 0; column < count; column++) {
+        const uint32_t bits = (uint32_t)row[column] << 16;
+        memcpy(room + column, &bits, sizeof bits);
+    }
+    return room;
+}
+
+static void keep(void *memory, bool half, int64_t at, const float *row, int64_t count) {
+    if (!half) {
+        put_away((float *)memory + at, row, count);
+        return;
+    }
+    uint16_t *target = (uint16_t *)memory + at;
+    for (int64_t column = 0; column < count; column++) {
+        uint32_t bits;
+        memcpy(&bits, row + column, sizeof bits);
+        const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+        target[column] = nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
+    }
+}
+
 /* A row of `sums` holds, for each upload, its dots with the h past updates, its square and its dot with the fresh
  * sum of the oldest round; the last number is that sum's square. */
-void fedhist_sweep(const float *g, const float *weights, const int64_t *slots, const float *history, float *uploads,
-                   float *fresh, float *aggregate, double *sums, int64_t now, int64_t oldest, int64_t size, int64_t k,
-                   int64_t capacity, int64_t h, int64_t begin, int64_t end) {
+void fedhist_sweep(const float *g, const float *weights, const int64_t *slots, const void *history, void *uploads,
+                   float *fresh, float *aggregate, double *sums, int64_t half, int64_t now, int64_t oldest,
+                   int64_t size, int64_t k, int64_t capacity, int64_t h, int64_t begin, int64_t end) {
+    const int64_t width = h + 2;
+    float room[TOGETHER][BLOCK];
     for (int64_t start = begin; start < end; start += BLOCK) {
         const int64_t count = end - start < BLOCK ? end - start : BLOCK;
+        for (int64_t first = 0; history && first < h; first += TOGETHER) {
+            const float *past[TOGETHER];
+            const int rows = h - first < TOGETHER ? (int)(h - first) : TOGETHER;
+            for (int other = 0; other < rows; other++)
+                past[other] = widened(history, half, (first + other) * size + start, count, room[other]);
+            for (int64_t i = 0; i < k; i++)
+                add_dots(g + i * size + start, past, rows, count, sums + i * width + first);
+        }
         float total[BLOCK] = {0};
         for (int64_t i = 0; i < k; i++) {
             const float *row = g + i * size + start;
-            double *own = sums + i * (h + 2);
-            add_dots(row, &row, 1, count, own + h);
-            for (int64_t first = 0; history && first < h; first += TOGETHER) {
-                const float *past[TOGETHER];
-                const int rows = h - first < TOGETHER ? (int)(h - first) : TOGETHER;
-                for (int other = 0; other < rows; other++)
-                    past[other] = history + (first + other) * size + start;
-                add_dots(row, past, rows, count, own + first);
-            }
+            add_dots(row, &row, 1, count, sums + i * width + h);
             for (int64_t at = 0; at < count; at++)
                 total[at] += weights[i] * row[at];
             if (!uploads)
                 continue;
-            put_away(uploads + (now * capacity + i) * size + start, row, count);
+            keep(uploads, half, (now * capacity + i) * size + start, row, count);
             if (slots[i] < h) {
                 float *joined = fresh + slots[i] * size + start;
                 for (int64_t at = 0; at < count; at++)
@@ -97,13 +125,16 @@ void fedhist_sweep(const float *g, const float *weights, const int64_t *slots, c
         memcpy(aggregate + start, total, count * sizeof(float));
         if (!uploads)
             continue;
+        memset(total, 0, sizeof total);
         for (int64_t i = k; i < capacity; i++) /* a round closed by a deadline */
-            memset(uploads + (now * capacity + i) * size + start, 0, count * sizeof(float));
+            keep(uploads, half, (now * capacity + i) * size + start, total, count);
         float *predicted = fresh + oldest * size + start;
         const float *const one = predicted;
-        add_dots(predicted, &one, 1, count, sums + capacity * (h + 2));
-        for (int64_t i = 0; i < capacity; i++)
-            add_dots(uploads + (oldest * capacity + i) * size + start, &one, 1, count, sums + i * (h + 2) + h + 1);
+        add_dots(predicted, &one, 1, count, sums + capacity * width);
+        for (int64_t i = 0; i < capacity; i++) {
+            const float *old = widened(uploads, half, (oldest * capacity + i) * size + start, count, room[0]);
+            add_dots(old, &one, 1, count, sums + i * width + h + 1);
+        }
         memset(predicted, 0, count * sizeof(float)); /* the slot belongs to the next version from here on */
     }
 #if defined(__AVX__)
@@ -111,27 +142,37 @@ void fedhist_sweep(const float *g, const float *weights, const int64_t *slots, c
 #endif
 }
 
-void fedhist_blend(float *aggregate, const float *history, const float *shares, double *square, int64_t size,
-                   int64_t h, int64_t begin, int64_t end) {
+void fedhist_blend(float *aggregate, const void *history, const float *shares, double *square, int64_t half,
+                   int64_t size, int64_t h, int64_t begin, int64_t end) {
+    float room[BLOCK];
     for (int64_t start = begin; start < end; start += BLOCK) {
         const int64_t count = end - start < BLOCK ? end - start : BLOCK;
         float *own = aggregate + start;
         for (int64_t slot = 0; slot < h; slot++) {
-            const float *past = history + slot * size + start;
-            if (shares[slot] != 0)
-                for (int64_t at = 0; at < count; at++)
-                    own[at] += shares[slot] * past[at];
+            if (shares[slot] == 0)
+                continue;
+            const float *past = widened(history, half, slot * size + start, count, room);
+            for (int64_t at = 0; at < count; at++)
+                own[at] += shares[slot] * past[at];
         }
         const float *const same = own;
         add_dots(own, &same, 1, count, square);
     }
 }
 
-void fedhist_finish(float *aggregate, float *kept, const float *scales, int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at++) {
-        const float value = aggregate[at];
-        if (kept)
-            kept[at] = value * scales[1];
-        aggregate[at] = value * scales[0];
+void fedhist_finish(float *aggregate, void *history, const float *scales, int64_t half, int64_t size, int64_t now,
+                    int64_t begin, int64_t end) {
+    float room[BLOCK];
+    for (int64_t start = begin; start < end; start += BLOCK) {
+        const int64_t count = end - start < BLOCK ? end - start : BLOCK;
+        for (int64_t at = 0; at < count; at++) {
+            room[at] = aggregate[start + at] * scales[1];
+            aggregate[start + at] *= scales[0];
+        }
+        if (history)
+            keep(history, half, now * size + start, room, count);
     }
+#if defined(__AVX__)
+    _mm_sfence();
+#endif
 }

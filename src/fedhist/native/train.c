@@ -445,13 +445,16 @@ static double cross_entropy(const Net *net, const int64_t *y, const int64_t *ind
 
 /* Start a batch of another size: margins must be zero, and nothing may be left in the lanes of old. */
 static void prepare(const Net *net, int64_t examples, char *scratch, Space *space) {
-    if (space->vectors == (examples + LANES - 1) / LANES) return;
-    carve(net, examples, (uintptr_t)scratch, space);
+    int64_t vectors = (examples + LANES - 1) / LANES;
+    if (space->vectors == vectors) return;
+    carve(net, vectors * LANES, (uintptr_t)scratch, space);
     memset(space->images, 0, space->image_bytes);
 }
 
 /* Return the bytes of scratch memory, aligned to 64, that batches of up to so many examples take. */
-size_t fedhist_scratch(const Net *net, int64_t batch) { return carve(net, batch, 0, &(Space){0}); }
+size_t fedhist_scratch(const Net *net, int64_t batch) {
+    return carve(net, (batch + LANES - 1) / LANES * LANES, 0, &(Space){0});
+}
 
 /* Train from `received` on minibatches, whose sizes and examples are listed end to end, and write the upload. */
 void fedhist_train(const Net *net, const Descent *descent, const float *x, const int64_t *y, const int64_t *index,

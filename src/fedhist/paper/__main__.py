@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedhist.errors import in_a_sentence, unknown, whole
 from fedhist.paper.cells import SCALES, Cell, table1
 from fedhist.paper.runner import results, run
 from fedhist.paper.tables import as_markdown
@@ -23,7 +24,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", type=Path)
     args = parser.parse_args()
-    cells = table1(SCALES[args.scale], range(args.seeds))
+    cells = table1(SCALES[args.scale], range(whole("seeds", args.seeds, 1)))
+    for dataset in args.dataset or []:
+        if dataset not in SCALES[args.scale].rounds:
+            raise unknown("dataset", dataset, SCALES[args.scale].rounds)
     cells = [cell for cell in cells if not args.dataset or cell.dataset in args.dataset]
     started = time.perf_counter()
 
@@ -36,4 +40,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with in_a_sentence():
+        main()

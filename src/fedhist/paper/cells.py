@@ -57,7 +57,7 @@ class Scale:
     """How much of the paper is run."""
 
     rounds: dict[str, int]
-    """By data set; `docs/decisions.md` says where the numbers come from."""
+    """By data set."""
     k: int
     eval_every: int
 

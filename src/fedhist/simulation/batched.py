@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.simulation.run import Run
+from fedhist.simulation.trial import sameness
 from fedhist.streams import Stream
 from fedhist.training import Evaluation
-from fedhist.training.batched import descend, evaluate, fast_kernels, padded
+from fedhist.training.batched import TEST_PIECE, descend, evaluate, fast_kernels, padded
 from fedhist.training.net import ModuleNet
 
 T = TypeVar("T")
@@ -151,8 +152,10 @@ class _Group:
         return torch.split(uploads, self.ks)
 
     def evaluate(self) -> list[Evaluation]:
+        # As many images at a time as a round trains on: memory is planned for that.
+        piece = max(1, min(TEST_PIECE, len(self._columns) * self._shape[1] // len(self.runs)))
         with fast_kernels(self.device):
-            return evaluate(self.runs[0].task, self.net, self.models)
+            return evaluate(self.runs[0].task, self.net, self.models, piece)
 
 
 class BatchedRounds:
@@ -177,7 +180,7 @@ class BatchedRounds:
             same = *task.data, id(task.model), run.seed if task.seed_matters else 0
             if same not in nets:
                 nets[same] = ModuleNet(task.build(run.seed).to(device), task.layout)
-            work = replace(run.local, lr=1.0), objective if isinstance(objective, Hashable) else id(objective)
+            work = replace(run.local, lr=1.0), sameness(objective)
             members.setdefault((same, *work), []).append(i)
         self._members = list(members.values())
         sources: dict[object, _Source] = {}
@@ -216,7 +219,8 @@ class BatchedRounds:
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            # Its own stream: PyTorch's default one belongs to the device that first captured anything.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
                 self._round()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]

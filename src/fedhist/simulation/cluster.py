@@ -33,14 +33,18 @@ def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound
     started_here = not ray.is_initialized()
     if started_here:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = os.environ.get("RAY_ADDRESS", "this machine")
+            raise InvalidInput(f"no Ray cluster could be reached or started at {where}: {error}") from error
+    pending: dict[Any, list[int]] = {}
     try:
         gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
         pieces = [list(range(len(trials)))[i::gpus] for i in range(min(gpus, len(trials)))] if gpus else []
         pieces = pieces or [[i] for i in range(len(trials))]
         work = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_piece)
         tasks = {id(trial.task): ray.put(trial.task) for trial in trials}  # sent once, not with every trial
-        pending = {}
         for piece in pieces:
             parts = [(tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece]
             pending[work.remote([ref for ref, _ in parts], [rest for _, rest in parts], device, trainer)] = piece
@@ -52,14 +56,16 @@ def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound
                 done: list[History] = ray.get(ready)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, FedHistError) else error from None
-            except ray.exceptions.WorkerCrashedError as error:
-                names = "; ".join(str(trials[i]) for i in piece)
-                raise FedHistError(f"the workers that ran {names} died {RETRIES + 1} times.") from error
+            except ray.exceptions.RayError as error:
+                names, what = "; ".join(str(trials[i]) for i in piece), str(error).strip().splitlines()[0]
+                raise FedHistError(f"{names} could not be finished in {RETRIES + 1} attempts: {what}") from error
             histories |= zip(piece, done, strict=True)
             if on_round:
                 on_round(trials[piece[0]].rounds, done)
         return [histories[i] for i in range(len(trials))]
     finally:
+        for left in pending:  # after an error or an interruption nobody waits for the rest
+            ray.cancel(left, force=True)
         if started_here:
             ray.shutdown()
 

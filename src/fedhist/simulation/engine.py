@@ -22,7 +22,7 @@ from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.memory import available, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
-from fedhist.simulation.trial import Trial
+from fedhist.simulation.trial import Trial, sameness
 from fedhist.strategies import Strategy
 from fedhist.training import (
     TRAINERS,
@@ -197,15 +197,16 @@ def simulate_many(
     if choice("engine", engine, ENGINES) == "ray":
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
-        return spread(trials, str(device), trainer, on_round)
-    devices = _devices(device)
+        return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
+    devices = devices_of(device)
     planned = _planned(trials)
+    kinds = _kinds(trainer, trials, devices[0])
     histories: dict[int, History] = {}
-    for together in _batches(trials):
-        kind = _kind(trainer, [trials[i] for i in together], devices[0])
+    for together in _batches(trials, kinds):
+        kind = kinds[together[0]]
         per_client = _bytes_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
         needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in together}
-        data = sum({trials[i].task.data: trials[i].task.num_bytes for i in together}.values())
+        data = sum({trials[i].task.data: trials[i].task.bytes_for(devices[0]) for i in together}.values())
         budgets = [available(each) - data for each in devices]
         for wave in in_waves(needs, budgets, [str(trial) for trial in trials]):
             runs = {i: Run(trials[i], *planned[i], devices[place]) for i, place in wave.items()}
@@ -220,19 +221,20 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
     made: dict[tuple[object, ...], tuple[Schedule, VersionPlan]] = {}
     planned = []
     for trial in trials:
-        key = trial.task.num_clients, trial.k, trial.rounds, repr(trial.devices), trial.seed, trial.concurrency
+        shape = trial.task.num_clients, trial.k, trial.rounds
+        key = *shape, sameness(trial.devices), trial.seed, trial.concurrency
         if key not in made:
-            schedule = make_schedule(*key[:3], trial.devices, *key[4:])
+            schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
             made[key] = schedule, plan_versions(schedule)
         planned.append(made[key])
     return planned
 
 
-def _batches(trials: Sequence[Trial]) -> list[list[int]]:
+def _batches(trials: Sequence[Trial], kinds: Sequence[str]) -> list[list[int]]:
     """Return the places of trials that can take their rounds together."""
     batches: dict[tuple[object, ...], list[int]] = {}
     for i, trial in enumerate(trials):
-        batches.setdefault((trial.rounds, trial.eval_every, trial.task.is_random), []).append(i)
+        batches.setdefault((kinds[i], trial.rounds, trial.eval_every), []).append(i)
     return list(batches.values())
 
 
@@ -260,7 +262,7 @@ def _distinct(methods: list[Method]) -> list[Method]:
     return methods
 
 
-def _devices(device: str | torch.device) -> list[torch.device]:
+def devices_of(device: str | torch.device) -> list[torch.device]:
     """Return the devices to use: with "auto", all GPUs there are."""
     if device == "auto":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -287,38 +289,44 @@ def _bytes_per_client(trials: Sequence[Trial], device: torch.device) -> dict[Tri
     for trial in trials:
         task, objective = trial.task, trial.method.objective
         batch = min(trial.local.batch_size, int(task.sizes.max()))
-        key = *task.data, id(task.model), repr(objective), batch
+        key = *task.data, id(task.model), sameness(objective), batch
         if key not in measured:
             measured[key] = bytes_per_client(task, objective, batch, device)
         by_trial[trial] = measured[key]
     return by_trial
 
 
-def _kind(name: str, trials: Sequence[Trial], device: torch.device) -> str:
-    """Return the trainer to use; "auto" is the fastest that can handle the trials."""
+def _kinds(name: str, trials: Sequence[Trial], device: torch.device) -> list[str]:
+    """Return the trainer of each trial; "auto" is the fastest that can handle it."""
+    known: dict[tuple[object, ...], str] = {}
+    kinds = []
+    for trial in trials:
+        key = *trial.task.data, id(trial.task.model), sameness(trial.method.objective)
+        if key not in known:
+            known[key] = _kind(name, trial, device)
+        kinds.append(known[key])
+    return kinds
+
+
+def _kind(name: str, trial: Trial, device: torch.device) -> str:
+    task, objective = trial.task, trial.method.objective
     # Dropout draws from one global generator, so such clients must take turns to be repeatable.
-    is_random = any(trial.task.is_random for trial in trials)
-    if name == "auto" and is_random:
+    if name == "auto" and task.is_random:
         return "reference"
     require(
-        name in ("auto", "reference") or not is_random,
+        name in ("auto", "reference") or not task.is_random,
         f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
     )
     on_cpu = device.type == "cpu"
     require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
-    distinct = {(*t.task.data, id(t.task.model), repr(t.method.objective)): t for t in trials}.values()
     if name == "native":
-        for trial in distinct:
-            reason = why_not_native(trial.task, trial.seed, trial.method.objective)
-            require(
-                reason is None, f"trainer='native' cannot train {trial.method.name}'s clients, use 'auto': {reason}."
-            )
+        reason = why_not_native(task, trial.seed, objective)
+        require(reason is None, f"trainer='native' cannot train {trial.method.name}'s clients, use 'auto': {reason}.")
     if name == "batched" or (name == "auto" and not on_cpu):
-        reasons = (why_not_batched(trial.task, trial.method.objective, device) for trial in distinct)
-        reason = next(filter(None, reasons), None)
+        reason = why_not_batched(task, objective, device)
         if reason is not None:
             require(name == "auto", f"trainer='batched' cannot batch this model, use 'reference': {reason}")
-            warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=4)
+            warnings.warn(f"clients take turns, since torch.func cannot batch this model: {reason}", stacklevel=5)
             return "reference"
         return "batched"
     return "native" if name == "auto" else name

@@ -15,8 +15,11 @@ from pathlib import Path
 import torch
 
 from fedhist.errors import InvalidInput
+from fedhist.simulation.batched import BLOCK, TABLE
 from fedhist.simulation.clock import Schedule, VersionPlan
+from fedhist.simulation.run import widen
 from fedhist.simulation.trial import Trial
+from fedhist.strategies import Strategy
 
 SHARE = 0.9
 """How much of the free memory is planned with; what libraries and allocators take is not known."""
@@ -38,17 +41,28 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, pe
         parts["clients' last models"] = holders * vector
     if trainer == "batched":
         parts["training"] = schedule.k * per_client
+        largest = int(task.sizes.max())
+        steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
+        parts["batches"] = 12 * min(BLOCK * schedule.k * steps * size, TABLE)
     return parts
 
 
 def strategy_bytes(trial: Trial) -> int:
-    """Return the size of a strategy's buffers, found without allocating them."""
-    strategy, layout = copy.deepcopy(trial.method.strategy), trial.task.layout
+    """Return the size of what a trial's strategy remembers."""
+    layout = trial.task.layout
+    wide = layout.dtype == torch.float64
+    return buffer_bytes(trial.method.strategy, trial.task.num_clients, trial.k, layout.size, wide=wide)
+
+
+def buffer_bytes(strategy: Strategy, num_clients: int, k: int, num_params: int, *, wide: bool = False) -> int:
+    """Return the size of a strategy's buffers, found without allocating them; `wide` is for float64 models."""
+    strategy = copy.deepcopy(strategy)
     # A strategy of the user's own may not be able to; what it needs is then not planned for.
     with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError), torch.device("meta"):
-        strategy.setup(trial.task.num_clients, trial.k, layout.size, torch.device("meta"))
-    wide = 2 if layout.dtype == torch.float64 else 1
-    return sum(wide * buffer.numel() * buffer.element_size() for buffer in strategy.buffers())
+        strategy.setup(num_clients, k, num_params, torch.device("meta"))
+        if wide:
+            widen(strategy)
+    return sum(buffer.numel() * buffer.element_size() for buffer in strategy.buffers())
 
 
 def available(device: torch.device) -> int:
@@ -63,8 +77,10 @@ def available(device: torch.device) -> int:
             if line.startswith("MemAvailable:"):
                 free = 1024 * int(line.split()[1])
     with contextlib.suppress(OSError, ValueError):  # a container may have less than its machine
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
-        free = min(free, int(limit) - int(used))
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        free = min(free, limit - used + int(cached))  # files that were read give way
     return free
 
 

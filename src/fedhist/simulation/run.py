@@ -14,7 +14,16 @@ from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
+from fedhist.strategies import Strategy
 from fedhist.training import Evaluation
+
+
+def widen(strategy: Strategy) -> None:
+    """Turn a strategy's float32 memory into float64; what it chose to keep in less stays as it is."""
+    for module in strategy.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype == torch.float32:
+                setattr(module, name, buffer.double())
 
 
 class Run:
@@ -28,7 +37,7 @@ class Run:
         self.strategy = copy.deepcopy(self.method.strategy)
         self.strategy.setup(self.task.num_clients, schedule.k, layout.size, device)
         if layout.dtype == torch.float64:
-            self.strategy.double()
+            widen(self.strategy)
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
         self._evaluated = 0
         self.history = History(

@@ -13,6 +13,15 @@ from fedhist.strategies import Strategy
 from fedhist.training import LocalSGD
 
 
+def sameness(thing: object) -> object:
+    """Return what tells things apart: their value where they can be hashed, else which object it is."""
+    try:
+        hash(thing)
+    except TypeError:
+        return id(thing)
+    return thing
+
+
 @dataclass(frozen=True, eq=False)
 class Trial:
     """One run to be simulated: a method, on a task, with a seed.

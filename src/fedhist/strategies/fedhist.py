@@ -12,6 +12,7 @@ INA  the aggregate gets back the length that averaging took away                
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from fedhist import native
 from fedhist.arrivals import Arrivals
 from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies import passes as plain
@@ -275,7 +277,7 @@ class FedHist(Strategy):
             length = (length**2 - own * (2 * dots - norms.double() ** 2)).clamp_min(0).sqrt()
             dots = dots - own * norms.double() ** 2
             support = support - own.double()
-        similarity = cosine(dots, norms, length)
+        similarity = cosine(dots, norms, length).clamp(-1, 1)  # a sketch's may be beyond
         scale = support / len(tau) if self.relative_support else support
         utility = hindsight_utility(similarity, tau, scale, self.sim_threshold)
         judged = (self.round + 1 >= self.h) & (support > 0) & (tau > 0)
@@ -286,11 +288,9 @@ class FedHist(Strategy):
 
 def passes_for(g: Tensor, *memory: Tensor | None) -> ModuleType:
     """Return the module whose passes are the fastest that work for these uploads and this memory."""
-    if g.dtype != torch.float32 or g.device.type not in ("cpu", "cuda"):
-        return plain
-    if g.device.type == "cpu" and any(t is not None and t.dtype != torch.float32 for t in memory):
-        return plain
-    return _fused(g.device.type)
+    kept = [tensor for tensor in memory if tensor is not None]
+    known = g.dtype == torch.float32 and all(tensor.dtype in (torch.float32, torch.bfloat16) for tensor in kept)
+    return _fused(g.device.type) if known and g.device.type in ("cpu", "cuda") else plain
 
 
 @lru_cache
@@ -301,7 +301,11 @@ def _fused(kind: str) -> ModuleType:
         passes = import_module(f"fedhist.strategies.{name}")
         one = torch.ones(2, device=kind)
         passes.finish(one, None, one, torch.zeros(1, dtype=torch.int64, device=kind))
-    except Exception:
+    except native.Unavailable:
+        return plain
+    except Exception as error:  # compilers fail in many ways, and there is another path
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"FedHist's server step is slow here, since its kernels do not work: {reason}", stacklevel=6)
         return plain
     return passes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -103,6 +105,11 @@ def _finish(
         tl.store(history_ptr + place, value * tl.load(scales_ptr + 1), mask=inside)
 
 
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
+    """Triton works on the current device, whatever it is given."""
+    return torch.cuda.device(tensor.device) if tensor.device.type == "cuda" else nullcontext()
+
+
 def sweep(
     g: Tensor,
     weights: Tensor,
@@ -123,10 +130,11 @@ def sweep(
     aggregate = g.new_empty(num_params)
     tensors = [g if tensor is None else tensor for tensor in (history, uploads, fresh)]
     tile = min(int(triton.next_power_of_2(h + 1)), SLOTS)
-    _sweep[(blocks, triton.cdiv(h + 1, tile))](
-        g, weights.to(g.dtype), slots, *tensors, aggregate, sums, now, oldest,
-        num_params, k, capacity, h, history is not None, uploads is not None, tile, block,
-    )  # fmt: skip
+    with _on(g):
+        _sweep[(blocks, triton.cdiv(h + 1, tile))](
+            g, weights.to(g.dtype), slots, *tensors, aggregate, sums, now, oldest,
+            num_params, k, capacity, h, history is not None, uploads is not None, tile, block,
+        )  # fmt: skip
     total = sums.sum(dim=0, dtype=torch.float64)
     table = total[:-1].view(capacity, h + 2)
     return table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt()
@@ -142,7 +150,8 @@ def blend(aggregate: Tensor, history: Tensor, shares: Tensor) -> Tensor:
     programs = _programs(len(aggregate))
     sums = aggregate.new_empty(programs)
     arguments = aggregate, history, shares.to(aggregate.dtype), sums, len(aggregate), len(history)
-    _blend[(programs,)](*arguments, 1024)
+    with _on(aggregate):
+        _blend[(programs,)](*arguments, 1024)
     return sums.sum(dtype=torch.float64).sqrt()
 
 
@@ -151,4 +160,5 @@ def finish(aggregate: Tensor, history: Tensor | None, scales: Tensor, now: Tenso
     grid = (triton.cdiv(len(aggregate), 1024),)
     kept = aggregate if history is None else history
     arguments = aggregate, kept, scales.to(aggregate.dtype), now, len(aggregate), history is not None
-    _finish[grid](*arguments, 1024)
+    with _on(aggregate):
+        _finish[grid](*arguments, 1024)

@@ -1,7 +1,7 @@
 """The passes over vectors as long as the model that a round of FedHist takes.
 
-Here in plain PyTorch, one operation after the other; :mod:`fedhist.strategies.kernels` does each in one pass
-on a GPU.
+Here in plain PyTorch, one operation after the other; :mod:`fedhist.strategies.compiled` does each in one pass on
+a CPU, :mod:`fedhist.strategies.kernels` on a GPU.
 """
 
 from __future__ import annotations

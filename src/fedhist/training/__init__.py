@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from fedhist.data.task import Task
@@ -59,5 +61,5 @@ def _try_batch(task: Task, objective: Objective, device: torch.device, clients: 
     received = task.layout.flatten(net.module).repeat(clients, 1)
     index = torch.zeros((clients, 1, batch), dtype=torch.int64, device=device)
     batches = index, torch.full(index.shape, 1 / batch, dtype=received.dtype, device=device)
-    with fast_kernels(device):
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), fast_kernels(device):
         descend(net, LocalSGD(), objective, 0.01, received, received, received[:, 0], batches, (x, y))

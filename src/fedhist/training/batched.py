@@ -112,7 +112,7 @@ def padded(plans: Sequence[Sequence[NDArray[np.int64]]], steps: int, size: int) 
     return torch.from_numpy(index), torch.from_numpy(weight)
 
 
-def evaluate(task: Task, net: ModuleNet, models: Tensor) -> list[Evaluation]:
+def evaluate(task: Task, net: ModuleNet, models: Tensor, piece: int = TEST_PIECE) -> list[Evaluation]:
     """Evaluate all models, ``(runs, P)``, at once, a piece of the test set at a time."""
     _, _, x, y = task.on(models.device)
     net.module.eval()
@@ -121,9 +121,9 @@ def evaluate(task: Task, net: ModuleNet, models: Tensor) -> list[Evaluation]:
     correct = torch.zeros(runs, classes, dtype=torch.int64, device=models.device)
     predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
     with torch.no_grad():
-        for at in range(0, len(x), TEST_PIECE):
-            labels = y[at : at + TEST_PIECE]
-            logits = predict(models, x[at : at + TEST_PIECE])  # (runs, examples, classes)
+        for at in range(0, len(x), piece):
+            labels = y[at : at + piece]
+            logits = predict(models, x[at : at + piece])  # (runs, examples, classes)
             each = F.cross_entropy(logits.transpose(1, 2), labels.expand(runs, -1), reduction="none")
             loss += each.double().sum(dim=1)
             hits = (logits.argmax(dim=2) == labels).long()

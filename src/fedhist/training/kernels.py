@@ -26,12 +26,13 @@ def _forward(
     CO_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, co, ci, i, j]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
-    model = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)  # of an output pixel among all examples'
+    tiles = tl.cdiv(examples * OH * OW, TILE)
+    model = (tl.program_id(0) // tiles).to(tl.int64)
+    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)  # of an output pixel among all examples'
     present = place < examples * OH * OW
     example, pixel = place // (OH * OW), place % (OH * OW)
     top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
-    co = tl.arange(0, CO_TILE) + tl.program_id(2) * CO_TILE
+    co = tl.arange(0, CO_TILE) + tl.program_id(1) * CO_TILE
     x_base = x_ptr + model * x_stride + example * (CI * H * W) + top * W + left
     w_base = w_ptr + model * w_stride + co * (CI * KH * KW)
     total = tl.zeros((CO_TILE, TILE), tl.float32)
@@ -58,11 +59,12 @@ def _backward_input(
     CI_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """dx[m, b, ci, y, x] = Σ_(co, i, j) w[m, co, ci, i, j]·dy[m, b, co, (y + PH - i)/SH, (x + PW - j)/SW]."""
-    model = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tiles = tl.cdiv(examples * H * W, TILE)
+    model = (tl.program_id(0) // tiles).to(tl.int64)
+    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     present = place < examples * H * W
     example, pixel = place // (H * W), place % (H * W)
-    ci = tl.arange(0, CI_TILE) + tl.program_id(2) * CI_TILE
+    ci = tl.arange(0, CI_TILE) + tl.program_id(1) * CI_TILE
     dy_base = dy_ptr + (model * examples + example) * (CO * OH * OW)
     w_base = w_ptr + model * w_stride + ci * (KH * KW)
     total = tl.zeros((CI_TILE, TILE), tl.float32)
@@ -185,7 +187,7 @@ def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
     """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
     models, co = len(w), shape.w[0]
     y = w.new_empty((models, *shape.y))
-    grid = (triton.cdiv(shape.pixels, TILE), models, triton.cdiv(co, _tile(co)))
+    grid = (triton.cdiv(shape.pixels, TILE) * models, triton.cdiv(co, _tile(co)))
     bias = w if b is None else b.contiguous()
     strides = x.stride(0), w.stride(0)
     _forward[grid](x, w, bias, y, shape.examples, *strides, b is not None, *shape.constants, _tile(co), TILE)
@@ -196,7 +198,7 @@ def _conv_input(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
     """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
     models, (_, ci, height, width) = len(w), shape.x
     dx = w.new_empty((models, *shape.x))
-    grid = (triton.cdiv(shape.examples * height * width, TILE), models, triton.cdiv(ci, _tile(ci)))
+    grid = (triton.cdiv(shape.examples * height * width, TILE) * models, triton.cdiv(ci, _tile(ci)))
     _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.constants, _tile(ci), TILE)
     return dx
 
