@@ -362,7 +362,10 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     if kind == "batched":
         return _SeveralDevices(runs)
     if kind in ("threaded", "native"):
-        return QueuedRounds(runs, ThreadedTrainer(native=kind == "native"))
+        trainer = ThreadedTrainer(native=kind == "native")
+        for run in runs:
+            trainer.prepare(run.task, run.seed, run.method.objective)
+        return QueuedRounds(runs, trainer)
     return QueuedRounds(runs, ReferenceTrainer(runs[0].device))
 
 

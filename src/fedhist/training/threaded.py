@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.objectives import Anchor, Batch
+from fedhist.objectives import Anchor, Batch, Objective
 from fedhist.training.job import Candidate, Evaluation, Job
 from fedhist.training.native import NativeModel, Unsupported, supports
 from fedhist.training.net import ModuleNet, net_key
@@ -175,13 +175,19 @@ class ThreadedTrainer:
             self._data[key] = _Data(task, key[1])
         return _TorchModel(task, seed, self._data[key])
 
+    def prepare(self, task: Task, seed: int, objective: Objective) -> None:
+        """Make what jobs and evaluations to come will need, while no thread is at work.
+
+        Reading a model with torch.fx changes how every module is called for as long as it takes.
+        """
+        for native in {self._native, self._native and supports(objective)}:
+            self._model(task, seed, native)
+
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
+        models = [self._model(job.task, job.seed, self._native and supports(job.objective)) for job in jobs]
         return [
-            self._pool.submit(
-                self._train, self._model(job.task, job.seed, self._native and supports(job.objective)), job, row
-            )
-            for job, row in zip(jobs, rows, strict=True)
+            self._pool.submit(self._train, model, job, row) for model, job, row in zip(models, jobs, rows, strict=True)
         ]
 
     def _train(self, model: Model, job: Job, row: Tensor) -> None:
