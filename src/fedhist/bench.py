@@ -188,7 +188,7 @@ def server(args: argparse.Namespace) -> None:
     )
     for name in args.strategy or ["fedavg", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]:
         strategy = as_method(name).strategy
-        needed = buffer_bytes(strategy, args.clients, k, size) + 3 * k * 4 * size  # uploads, and copies on the way
+        needed = buffer_bytes(strategy, args.clients, k, size) + k * 4 * size  # and copies on the way
         require(
             needed < available(device),
             f"{name} with P={size} needs {needed / 1e9:.1f} GB of memory, {available(device) / 1e9:.1f} GB are free.",
