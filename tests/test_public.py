@@ -32,7 +32,7 @@ ROOMS = {
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},
-    "paper": {"data", "errors", "files", "history", "methods", "simulation", "training"},
+    "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 

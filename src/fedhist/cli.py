@@ -183,10 +183,22 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
     console.print(table)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "add_help_option": False,
+}
+"""Commands whose options are read elsewhere, since they also run where typer is not installed."""
+
+
+@app.command(**PASSED_ON)
+def paper(context: typer.Context) -> None:
+    """Run the paper's tables and figures; results appear beside the published numbers."""
+    from fedhist.paper.__main__ import main as reproduce  # noqa: PLC0415
+
+    reproduce(context.args)
+
+
+@app.command(**PASSED_ON)
 def bench(context: typer.Context) -> None:
     """Measure this machine: updates/s against a plain loop, the server step, scaling, start-up."""
     from fedhist.bench import main as measure  # noqa: PLC0415

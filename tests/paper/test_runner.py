@@ -9,7 +9,8 @@ import pytest
 
 from fedhist.paper import runner
 from fedhist.paper.cells import SCALES, Cell, table1
-from fedhist.paper.tables import as_markdown, final, published
+from fedhist.paper.tables import final, published
+from fedhist.paper.tables import table1 as as_markdown
 
 
 @pytest.fixture
@@ -62,8 +63,8 @@ def test_results_become_a_table(cells: list[Cell], tmp_path: Path) -> None:
     results = runner.results(cells, tmp_path)
     assert set(results) == set(cells)
     table = as_markdown(results).splitlines()
-    assert table[0] == "digits, N/K = 10"
+    assert table[0] == "**digits, N/K = 10**"
     assert table[2] == "| method | β = 0.3 | β = 1 | IID |"
     row = next(line for line in table if line.startswith("| FedHist"))
     expected = final(results[next(c for c in cells if c.method == "fedhist" and c.beta == 0.3)])
-    assert row.split("|")[2].strip() == f"{expected:.1f}"
+    assert row.split("|")[2].strip().strip("*") == f"{expected:.1f}"

@@ -272,6 +272,14 @@ def _load(name: str, folders: tuple[Path, ...]) -> tuple[Tensor, Tensor, Tensor,
     return (x - mean) / std, y, (x_test - mean) / std, y_test
 
 
+@lru_cache(maxsize=1)
+def _held_back(name: str, folders: tuple[Path, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, y, _, _ = _load(name, folders)
+    held = torch.zeros(len(y), dtype=torch.bool)
+    held[torch.from_numpy(Stream(0, "validation").at().permutation(len(y))[: len(y) // 10])] = True
+    return x[~held], y[~held], x[held], y[held]
+
+
 @lru_cache
 def _lenet(channels: int, size: int, classes: int) -> Callable[[], nn.Module]:
     """Return one function per shape, so that tasks of several seeds are seen to have the same model."""
@@ -288,6 +296,7 @@ def load_task(
     split: Callable[[Tensor], Sequence[NDArray[np.int64]]] | None = None,
     rare_class: int | None = None,
     rare_clients: Sequence[int] = (),
+    validation: bool = False,
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Task:
@@ -309,6 +318,9 @@ def load_task(
         A function from the training labels to the clients' index lists, instead of `beta`.
     rare_class, rare_clients
         A class that only these clients hold.
+    validation
+        Hold back a tenth of the training data, always the same, and test on that: to choose settings without
+        a look at the test set.
     data_dir
         Folder in torchvision's layout; see :func:`data_folders` for the default.
     progress
@@ -316,6 +328,8 @@ def load_task(
     """
     whole("clients", clients, 1)
     x, y, x_test, y_test = load_dataset(name, data_dir, progress)
+    if validation:
+        x, y, x_test, y_test = _held_back(name, tuple(data_folders(data_dir)))
     if split is not None:
         require(callable(split), f"split must be a function from the labels to index lists, got {split!r}.")
         parts = list(split(y))

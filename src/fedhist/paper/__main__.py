@@ -1,4 +1,4 @@
-"""``python -m fedhist.paper``: for machines that have PyTorch and nothing else."""
+"""``fedhist paper``, or ``python -m fedhist.paper`` on machines that have PyTorch and nothing else."""
 
 from __future__ import annotations
 
@@ -8,35 +8,66 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhist.errors import in_a_sentence, unknown, whole
-from fedhist.paper.cells import SCALES, Cell, table1
-from fedhist.paper.runner import results, run
-from fedhist.paper.tables import as_markdown
+from fedhist.files import whole_file
+from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
+from fedhist.paper.figures import FIGURES
+from fedhist.paper.runner import pack, results, run
+from fedhist.paper.tables import TABLES, tuned_cells
 
 
-def main() -> None:
-    """Run what is missing of an experiment and print its table."""
-    parser = argparse.ArgumentParser(prog="python -m fedhist.paper", description="Run the paper's experiments.")
-    parser.add_argument("experiment", choices=["table1"])
-    parser.add_argument("--scale", choices=SCALES, default="smoke")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing of an experiment, then write and print its table and draw its figure."""
+    parser = argparse.ArgumentParser(
+        prog="fedhist paper",
+        description="Run the paper's experiments and set the results beside the published numbers. What a stopped "
+        "run has finished is kept in the folder and not run again.",
+    )
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("--scale", choices=SCALES, default="smoke", help="smoke: minutes on two cores; full: for a GPU")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, counted from 0")
     parser.add_argument("--dataset", action="append", help="only this one; may be repeated")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("paper"))
+    parser.add_argument("--out", type=Path, default=Path("paper"), help="folder for runs, tables and figures")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="local", help="local, or ray")
     parser.add_argument("--data-dir", type=Path)
-    args = parser.parse_args()
-    cells = table1(SCALES[args.scale], range(whole("seeds", args.seeds, 1)))
+    parser.add_argument("--redraw", action="store_true", help="run nothing, show what is there")
+    parser.add_argument("--pack", action="store_true", help="put all finished runs into one compressed file")
+    args = parser.parse_args(arguments)
+    scale, seeds = SCALES[args.scale], range(whole("seeds", args.seeds, 1))
     for dataset in args.dataset or []:
-        if dataset not in SCALES[args.scale].rounds:
-            raise unknown("dataset", dataset, SCALES[args.scale].rounds)
-    cells = [cell for cell in cells if not args.dataset or cell.dataset in args.dataset]
+        if dataset not in scale.rounds:
+            raise unknown("dataset", dataset, scale.rounds)
     started = time.perf_counter()
 
     def told(batch: Sequence[Cell]) -> None:
-        print(f"{time.perf_counter() - started:7.1f} s: {len(batch)} runs on {batch[0].dataset}", flush=True)
+        at = time.perf_counter() - started
+        print(f"{at:7.1f} s: {len(batch)} runs of {batch[0].rounds} rounds on {batch[0].dataset}", flush=True)
 
-    run(cells, args.out, device=args.device, data_dir=args.data_dir, on_batch=told)
-    print(f"{time.perf_counter() - started:7.1f} s: done\n")
-    print(as_markdown(results(cells, args.out)))
+    def finished(cells: list[Cell]) -> None:
+        if not args.redraw:
+            options = {"device": args.device, "engine": args.engine, "data_dir": args.data_dir}
+            run(cells, args.out, on_batch=told, **options)
+
+    for name in EXPERIMENTS if args.experiment == "all" else [args.experiment]:
+        cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
+        finished(cells)
+        if name == "tuned":
+            cells = tuned_cells(results(cells, args.out))
+            finished(cells)
+        there = results(cells, args.out)
+        if not there:
+            print(f"{name}: nothing there yet.")
+            continue
+        table = TABLES[name](there)
+        missing = "" if len(there) == len(cells) else f" ({len(cells) - len(there)} of {len(cells)} runs are missing)"
+        print(f"\n{name}{missing}\n\n{table}\n")
+        with whole_file(args.out / f"{name}.md") as part:
+            part.write_text(table + "\n", encoding="utf-8")
+        if name in FIGURES:
+            print(f"Figure: {FIGURES[name](there, args.out / f'{name}.png')}")
+    if args.pack:
+        print(f"Runs: {pack(args.out)}")
+    print(f"{time.perf_counter() - started:7.1f} s in all")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The paper's experiments, as lists of runs."""
+"""The paper's experiments, and some it does not have, as lists of runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 
-from fedhist.data import Task
+from fedhist.data import Task, load_task
 from fedhist.methods import METHODS
+from fedhist.simulation.devices import LogNormal, SlowGroup
 from fedhist.simulation.trial import Trial
 from fedhist.training import LocalSGD
 
@@ -16,6 +18,8 @@ BETAS = (0.3, 1.0, None)
 """Dirichlet parameters of the splits; None is IID."""
 RATIOS = (10, 100)
 """N/K: how many rounds pass, on average, between two uploads of a client."""
+RARE_CLASS, SLOW_SHARE, SLOW_SPEED = 9, 0.1, 0.5
+"""Figure 5: the tenth class lies with a tenth of the clients, which update half as often as the others."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +37,57 @@ class Cell:
     local_steps: int = 1
     batch_size: int = 32
     eval_every: int = 100
+    rare: bool = False
+    """Whether the tenth class is rare and its clients slow."""
+    validation: bool = False
+    """Whether a tenth of the training data stands for the test set."""
 
     @property
     def key(self) -> str:
-        """A name for this run and no other."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """A name for this run and no other, which new fields with old defaults leave as it is."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        said = {field.name: said[field.name] for field in fields(self) if said[field.name] != field.default}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def clients(self) -> int:
         """The number of clients N."""
         return self.ratio * self.k
 
+    @property
+    def slow(self) -> range:
+        """The slow clients."""
+        return range(round(SLOW_SHARE * self.clients) if self.rare else 0)
+
+    @property
+    def split(self) -> tuple[object, ...]:
+        """What tells the task of this run from others."""
+        return self.dataset, self.clients, self.beta, self.seed, self.rare, self.validation
+
+    def task(self, data_dir: str | Path | None = None) -> Task:
+        """Load the data and divide them."""
+        return load_task(
+            self.dataset,
+            self.clients,
+            self.beta,
+            self.seed,
+            rare_class=RARE_CLASS if self.rare else None,
+            rare_clients=self.slow,
+            validation=self.validation,
+            data_dir=data_dir,
+        )
+
     def trial(self, task: Task) -> Trial:
         """Return the run as the simulator takes it."""
-        local = LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size)
         return Trial(
-            self.method, task, k=self.k, rounds=self.rounds, local=local, seed=self.seed, eval_every=self.eval_every
+            self.method,
+            task,
+            k=self.k,
+            rounds=self.rounds,
+            local=LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size),
+            devices=SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal(),
+            seed=self.seed,
+            eval_every=self.eval_every,
         )
 
 
@@ -56,25 +95,133 @@ class Cell:
 class Scale:
     """How much of the paper is run."""
 
-    rounds: dict[str, int]
+    rounds: Mapping[str, int]
     """By data set."""
+    one: str
+    """The data set of experiments that have only one, CIFAR-10 in the paper."""
     k: int
     eval_every: int
+    lr: float
+    rates: tuple[float, ...]
+    """Learning rates to choose from in the tuned comparison."""
 
 
 SCALES = {
-    "full": Scale({"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 10_000}, k=10, eval_every=100),
-    "smoke": Scale({"digits": 60}, k=2, eval_every=10),
+    "full": Scale(
+        {"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 10_000},
+        one="cifar10",
+        k=10,
+        eval_every=100,
+        lr=0.01,
+        rates=(0.005, 0.01, 0.02, 0.05, 0.1),
+    ),
+    "smoke": Scale({"digits": 40}, one="digits", k=2, eval_every=10, lr=0.1, rates=(0.05, 0.1)),
 }
+
+ABLATION = {
+    "FedHist": "fedhist",
+    "w/o EGS": "fedhist:egs=false",
+    "w/o HAA": "fedhist:haa=false",
+    "w/o INA": "fedhist:ina=false",
+    "mean + INA": "fedavg:ina=true",
+}
+FAIRNESS = [*METHODS, "fedavg:ina=true", "fedhist:lam=2", "fedhist:lam=10"]
+SENSITIVITY: Mapping[str, tuple[str, ...]] = {
+    "h": tuple(f"fedhist:history={h}" for h in (1, 2, 5, 10, 20)),
+    "α": tuple(f"fedhist:alpha={a}" for a in (0.0, 0.05, 0.2, 0.5)),
+    "λ": tuple(f"fedhist:lam={each}" for each in (0.0, 0.1, 2.0, 10.0)),
+    "γ": tuple(f"fedhist:gamma={g}" for g in (0.02, 0.3, 1.0)),
+    "sim_T": tuple(f"fedhist:sim_threshold={t}" for t in (-0.2, 0.1, 0.3)),
+    "readings": (
+        "fedhist:weight_floor=0.01",
+        "fedhist:weight_floor=none",
+        "fedhist:ina_direction=sum",
+        "fedhist:ina_norms=fused",
+        "fedhist:ina_norms=weighted",
+        "fedhist:remember_amplified=false",
+        "fedhist:remember_fused=true",
+        "fedhist:leave_one_out=true",
+        "fedhist:relative_support=true",
+    ),
+}
+
+
+def _grid(
+    scale: Scale,
+    seeds: Iterable[int],
+    methods: Iterable[str],
+    datasets: Iterable[str] | None = None,
+    ratios: Iterable[int] = RATIOS,
+    betas: Iterable[float | None] = BETAS,
+    lr: float | None = None,
+    rare: bool = False,
+    validation: bool = False,
+) -> list[Cell]:
+    return [
+        Cell(
+            dataset,
+            method,
+            beta,
+            ratio,
+            scale.rounds[dataset],
+            seed,
+            k=scale.k,
+            lr=scale.lr if lr is None else lr,
+            eval_every=scale.eval_every,
+            rare=rare,
+            validation=validation,
+        )
+        for seed in seeds
+        for dataset in (scale.rounds if datasets is None else datasets)
+        for ratio in ratios
+        for beta in betas
+        for method in methods
+    ]
 
 
 def table1(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
     """Return Table 1: eight methods on three data sets, three splits and two degrees of staleness."""
+    return _grid(scale, seeds, METHODS)
+
+
+def table2(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return Table 2 and Figure 3: part of Table 1, of which the curves are looked at."""
+    return _grid(scale, seeds, METHODS, [scale.one], ratios=[10])
+
+
+def figure4(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return Figure 4: FedHist without each of its parts, and the mean with INA."""
+    return _grid(scale, seeds, ABLATION.values(), [scale.one])
+
+
+def figure5(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return Figure 5: a class that only slow clients hold."""
+    return _grid(scale, seeds, FAIRNESS, [scale.one], rare=True)
+
+
+def tuning(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return the runs that choose each method's learning rate, on held-back training data."""
+    seeds = list(seeds)
+    methods = [*METHODS, "fedavg:ina=true"]
     return [
-        Cell(dataset, method, beta, ratio, rounds, seed, scale.k, eval_every=scale.eval_every)
-        for seed in seeds
-        for dataset, rounds in scale.rounds.items()
-        for ratio in RATIOS
-        for beta in BETAS
-        for method in METHODS
+        cell
+        for lr in scale.rates
+        for cell in _grid(scale, seeds, methods, [scale.one], betas=[0.3], lr=lr, validation=True)
     ]
+
+
+def sensitivity(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return FedHist with one option changed at a time, tested on held-back training data."""
+    methods = ["fedhist", *(spec for specs in SENSITIVITY.values() for spec in specs)]
+    return _grid(scale, seeds, methods, [scale.one], betas=[0.3], validation=True)
+
+
+EXPERIMENTS: Mapping[str, Callable[[Scale, Iterable[int]], list[Cell]]] = {
+    "table1": table1,
+    "table2": table2,
+    "fig3": table2,
+    "fig4": figure4,
+    "fig5": figure5,
+    "tuned": tuning,
+    "sensitivity": sensitivity,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import platform
 import time
@@ -14,17 +15,50 @@ from typing import Any
 import torch
 
 from fedhist import __version__
-from fedhist.data import SplitNotice, Task, load_task
+from fedhist.data import SplitNotice, Task
 from fedhist.files import whole_file
 from fedhist.history import History
 from fedhist.paper.cells import Cell
 from fedhist.simulation.engine import OnRound, simulate_many
 
+ARCHIVE = "runs.jsonl.gz"
+
 
 def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
-    """Return what is there of some cells."""
-    files = {cell: folder / f"{cell.key}.json" for cell in cells}
-    return {cell: json.loads(file.read_text()) for cell, file in files.items() if file.exists()}
+    """Return what is there of some cells, in files of their own or in the folder's archive."""
+    packed = _archive(folder)
+    found = {}
+    for cell in cells:
+        file = folder / f"{cell.key}.json"
+        if file.exists():
+            found[cell] = json.loads(file.read_text())
+        elif cell.key in packed:
+            found[cell] = packed[cell.key]
+    return found
+
+
+def _archive(folder: Path) -> dict[str, dict[str, Any]]:
+    file = folder / ARCHIVE
+    if not file.exists():
+        return {}
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        listed = [json.loads(line) for line in lines]
+    return {Cell(**each["cell"]).key: each for each in listed}
+
+
+def pack(folder: Path) -> Path:
+    """Move all results of a folder into its archive, in an order that does not depend on when they were made."""
+    files = sorted(folder.glob("*.json"))
+    everything = _archive(folder)
+    for file in files:
+        result = json.loads(file.read_text())
+        everything[Cell(**result["cell"]).key] = result
+    lines = "".join(json.dumps(everything[key]) + "\n" for key in sorted(everything))
+    with whole_file(folder / ARCHIVE) as part:
+        part.write_bytes(gzip.compress(lines.encode(), mtime=0))  # the same results are the same file
+    for file in files:
+        file.unlink()
+    return folder / ARCHIVE
 
 
 def run(
@@ -43,18 +77,19 @@ def run(
     batches: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         if cell not in done:
-            batches.setdefault((cell.seed, cell.dataset, cell.rounds, cell.eval_every), []).append(cell)
+            batches.setdefault((cell.seed, cell.dataset, cell.validation, cell.rounds, cell.eval_every), []).append(
+                cell
+            )
     for batch in batches.values():
         if on_batch:
             on_batch(batch)
         tasks: dict[tuple[object, ...], Task] = {}
-        for cell in batch:
-            split = cell.dataset, cell.clients, cell.beta, cell.seed
-            if split not in tasks:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", SplitNotice)
-                    tasks[split] = load_task(*split, data_dir=data_dir)
-        trials = [cell.trial(tasks[cell.dataset, cell.clients, cell.beta, cell.seed]) for cell in batch]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SplitNotice)
+            for cell in batch:
+                if cell.split not in tasks:
+                    tasks[cell.split] = cell.task(data_dir)
+        trials = [cell.trial(tasks[cell.split]) for cell in batch]
         started = time.perf_counter()
         histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
         took = time.perf_counter() - started

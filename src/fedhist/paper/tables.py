@@ -1,16 +1,19 @@
-"""Tables of the paper, with our numbers beside the published ones."""
+"""The paper's tables as Markdown, with our numbers beside the published ones."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedhist.methods import METHODS
-from fedhist.paper.cells import Cell
+from fedhist.methods import METHODS, as_method
+from fedhist.paper.cells import ABLATION, BETAS, FAIRNESS, RARE_CLASS, SENSITIVITY, Cell
+
+Results = Mapping[Cell, Mapping[str, Any]]
 
 LAST = 5
 """Evaluations whose mean is called final: one alone is noisy."""
@@ -23,35 +26,209 @@ def published() -> dict[str, Any]:
     return table
 
 
+def label(method: str) -> str:
+    """Return what a method is called in tables."""
+    return as_method(method).name
+
+
+def beta_name(beta: float | None) -> str:
+    """Return what a split is called."""
+    return "IID" if beta is None else f"β = {beta:g}"
+
+
 def final(result: Mapping[str, Any]) -> float:
     """Return a run's final test accuracy in percent."""
     return 100 * statistics.fmean(result["accuracy"][-LAST:])
 
 
-def as_markdown(results: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """Return Table 1: for each method our mean ± standard deviation over seeds, and the paper's number."""
-    columns = sorted({(c.dataset, c.ratio, -1.0 if c.beta is None else c.beta) for c in results})
-    lines = []
-    for dataset, ratio in dict.fromkeys((d, r) for d, r, _ in columns):
-        betas = [b for d, r, b in columns if (d, r) == (dataset, ratio)]
-        betas = sorted(b for b in betas if b > 0) + [b for b in betas if b < 0]
-        labels = ["IID" if b < 0 else f"β = {b:g}" for b in betas]
-        lines += [
-            f"{dataset}, N/K = {ratio}",
-            "",
-            f"| method | {' | '.join(labels)} |",
-            f"| --- |{' --- |' * len(betas)}",
-        ]
+def rounds_to(result: Mapping[str, Any], target: float) -> float:
+    """Return the first evaluated round with that accuracy; infinity if there is none."""
+    reached = (r for r, accuracy in zip(result["round"], result["accuracy"], strict=True) if accuracy >= target)
+    return float(next(reached, float("inf")))
+
+
+def rare_accuracy(result: Mapping[str, Any]) -> float:
+    """Return the final accuracy on the rare class in percent."""
+    return 100 * float(result["per_class"][RARE_CLASS])
+
+
+def by_seed(results: Results, measure: Callable[[Mapping[str, Any]], float], **wanted: object) -> dict[int, float]:
+    """Return a measure of all runs whose cells have the wanted values, by seed."""
+    chosen = {c: r for c, r in results.items() if all(getattr(c, name) == value for name, value in wanted.items())}
+    return {cell.seed: measure(result) for cell, result in sorted(chosen.items(), key=lambda item: item[0].seed)}
+
+
+def shown(values: Iterable[float], digits: int = 1) -> str:
+    """Return mean ± standard deviation over seeds; a dash where nothing was run."""
+    listed = list(values)
+    if not listed:
+        return "–"
+    spread = f" ± {statistics.stdev(listed):.{digits}f}" if len(listed) > 1 else ""
+    return f"{statistics.fmean(listed):.{digits}f}{spread}"
+
+
+def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float] | None:
+    """Return the mean of a - b over common seeds and the half-width of its 95 % interval (paired t)."""
+    common = sorted(a.keys() & b.keys())
+    if len(common) < 2:
+        return None
+    from scipy import stats  # noqa: PLC0415 (half a second, and few need it)
+
+    gaps = [a[seed] - b[seed] for seed in common]
+    half = stats.t.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    return statistics.fmean(gaps), float(half)
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
+
+
+def _settings(results: Results) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((c.dataset, c.ratio) for c in results))
+
+
+def _betas(results: Results) -> list[float | None]:
+    present = {cell.beta for cell in results}
+    return [beta for beta in BETAS if beta in present]
+
+
+def table1(results: Results) -> str:
+    """Return Table 1: ours, the paper's in brackets; the best of a column bold, the second best in italics.
+
+    With two seeds and more a column of differences follows: FedHist minus the method, over all splits.
+    """
+    lines: list[str] = []
+    several = len({cell.seed for cell in results}) > 1
+    for dataset, ratio in _settings(results):
+        betas = _betas(results)
+        values = {
+            (name, beta): by_seed(results, final, dataset=dataset, ratio=ratio, method=name, beta=beta)
+            for name in METHODS
+            for beta in betas
+        }
+        ranks = {}
+        for beta in betas:
+            means = sorted(
+                (statistics.fmean(values[n, beta].values()) for n in METHODS if values[n, beta]), reverse=True
+            )
+            ranks[beta] = means[:2]
+        rows = []
         for name, entry in METHODS.items():
-            cells = []
+            row = [entry.label]
             for beta in betas:
-                wanted = dataset, ratio, name, None if beta < 0 else beta
-                values = [final(r) for c, r in results.items() if (c.dataset, c.ratio, c.method, c.beta) == wanted]
-                spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                known = published()["table1"].get(dataset, {}).get(str(ratio), {})
-                paper = known.get("iid" if beta < 0 else f"{beta:.1f}", {}).get(entry.label)
-                ours = f"{statistics.fmean(values):.1f}{spread}" if values else "–"
-                cells.append(ours + (f" ({paper:.1f})" if paper is not None else ""))
-            lines.append(f"| {entry.label} | {' | '.join(cells)} |")
-        lines.append("")
+                seeds = values[name, beta]
+                text = shown(seeds.values())
+                if seeds:
+                    mean = statistics.fmean(seeds.values())
+                    mark = "**" if mean == ranks[beta][0] else "*" if mean == ranks[beta][-1] else ""
+                    text = f"{mark}{text}{mark}"
+                column = published()["table1"].get(dataset, {}).get(str(ratio), {})
+                paper = column.get("iid" if beta is None else f"{beta:.1f}", {}).get(entry.label)
+                row.append(text + (f" ({paper:.1f})" if paper is not None else ""))
+            gaps = [difference(values["fedhist", beta], values[name, beta]) for beta in betas]
+            if several:
+                row.append(", ".join("–" if g is None else f"{g[0]:+.1f} ± {g[1]:.1f}" for g in gaps))
+            rows.append(row)
+        header = ["method", *map(beta_name, betas), *(["FedHist minus it, 95 %"] if several else [])]
+        lines += [f"**{dataset}, N/K = {ratio}**", "", *_markdown(header, rows), ""]
     return "\n".join(lines)
+
+
+def table2(results: Results, target: float = 0.4) -> str:
+    """Return Table 2: rounds to 40 % and the speed-up over FedAvg, the paper's in brackets."""
+    betas = _betas(results)
+    rows = []
+    for name, entry in METHODS.items():
+        row = [entry.label]
+        for beta in betas:
+            own, base = (
+                by_seed(results, lambda r: rounds_to(r, target), method=m, beta=beta) for m in (name, "fedavg")
+            )
+            column = published()["table2"]["iid" if beta is None else f"{beta:.1f}"]
+            paper = column[entry.label], column["FedAvg"] / column[entry.label]
+            ratios = [base[seed] / own[seed] for seed in own if seed in base and own[seed] < float("inf")]
+            reached = [value for value in own.values() if value < float("inf")]
+            missed = f", {len(own) - len(reached)} never" if len(reached) < len(own) else ""
+            row.append(f"{shown(reached, 0)}{missed}, {shown(ratios, 2)}× ({paper[0]}, {paper[1]:.2f}×)")
+        rows.append(row)
+    return "\n".join(_markdown(["method", *map(beta_name, betas)], rows))
+
+
+def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[[Mapping[str, Any]], float]) -> str:
+    columns = [(ratio, beta) for _, ratio in _settings(results) for beta in _betas(results)]
+    rows = [
+        [name, *(shown(by_seed(results, measure, method=m, ratio=r, beta=b).values()) for r, b in columns)]
+        for name, m in methods.items()
+    ]
+    return "\n".join(_markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
+
+
+def figure4(results: Results) -> str:
+    """Return the ablation of Figure 4."""
+    return _by_setting(results, ABLATION, final)
+
+
+def figure5(results: Results) -> str:
+    """Return Figure 5: accuracy on the rare class, then on the worst class and on all."""
+    methods = {label(method): method for method in FAIRNESS}
+    worst = _by_setting(results, methods, lambda r: 100 * min(a for a in r["per_class"] if a is not None))
+    return "\n\n".join(
+        [
+            f"Class {RARE_CLASS + 1}:\n\n{_by_setting(results, methods, rare_accuracy)}",
+            f"The worst class:\n\n{worst}",
+            f"All classes:\n\n{_by_setting(results, methods, final)}",
+        ]
+    )
+
+
+def best_rates(results: Results) -> dict[tuple[str, int], float]:
+    """Return the learning rate with the best mean validation accuracy, by method and N/K."""
+    means: dict[tuple[str, int], dict[float, float]] = {}
+    for cell in results:
+        wanted = {"method": cell.method, "ratio": cell.ratio, "lr": cell.lr}
+        mean = statistics.fmean(by_seed(results, final, **wanted).values())
+        means.setdefault((cell.method, cell.ratio), {})[cell.lr] = mean
+    return {key: max(sorted(by_rate), key=by_rate.__getitem__) for key, by_rate in means.items()}
+
+
+def tuned_cells(results: Results) -> list[Cell]:
+    """Return the runs on the test set that tuning asks for: each method with its best learning rate."""
+    rates = best_rates(results)
+    chosen = [cell for cell in results if cell.lr == rates[cell.method, cell.ratio]]
+    return [replace(cell, validation=False) for cell in chosen]
+
+
+def tuned(results: Results) -> str:
+    """Return the comparison with each method's own learning rate."""
+    ratios = sorted({cell.ratio for cell in results})
+    rows = []
+    for method in dict.fromkeys(cell.method for cell in results):
+        row = [label(method)]
+        for ratio in ratios:
+            rate = {cell.lr for cell in results if (cell.method, cell.ratio) == (method, ratio)}
+            values = by_seed(results, final, method=method, ratio=ratio).values()
+            row.append(f"{shown(values)} (lr {', '.join(f'{r:g}' for r in sorted(rate))})")
+        rows.append(row)
+    return "\n".join(_markdown(["method", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+
+
+def sensitivity(results: Results) -> str:
+    """Return what one changed option does, on held-back data."""
+    ratios = sorted({cell.ratio for cell in results})
+    rows = []
+    for group, specs in {"": ("fedhist",), **SENSITIVITY}.items():
+        for spec in specs:
+            values = [shown(by_seed(results, final, method=spec, ratio=r).values()) for r in ratios]
+            rows.append([group, label(spec), *values])
+    return "\n".join(_markdown(["", "FedHist with", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+
+
+TABLES: Mapping[str, Callable[[Results], str]] = {
+    "table1": table1,
+    "table2": table2,
+    "fig3": table2,
+    "fig4": figure4,
+    "fig5": figure5,
+    "tuned": tuned,
+    "sensitivity": sensitivity,
+}

@@ -19,14 +19,25 @@ class FedAvg(Strategy):
     ----------
     by_examples
         False gives every upload the same weight.
+    ina
+        Give the mean back the uploads' mean length, as FedHist does (Eq. 15 there): the plainest method that
+        takes steps as long as FedHist's.
     """
 
     branch_free: ClassVar[bool] = True
 
-    def __init__(self, by_examples: bool = True) -> None:
+    def __init__(self, by_examples: bool = True, ina: bool = False) -> None:
         super().__init__()
-        self.by_examples = flag("by_examples", by_examples)
+        self.by_examples, self.ina = flag("by_examples", by_examples), flag("ina", ina)
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `n_i`, or 1."""
         return arrivals.num_examples if self.by_examples else torch.ones_like(arrivals.num_examples)
+
+    def forward(self, arrivals: Arrivals) -> Tensor:
+        """Return `Σ p_i g_i`, at the uploads' mean length if asked for."""
+        mean = super().forward(arrivals)
+        if not self.ina:
+            return mean
+        length, norm = arrivals.deltas.norm(dim=1).mean(), mean.norm()
+        return mean * torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)

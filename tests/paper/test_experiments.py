@@ -1,0 +1,120 @@
+"""All experiments, small: run, stopped, packed, drawn again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedhist as fh
+from fedhist.paper import __main__ as command
+from fedhist.paper import runner, tables
+from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell, figure5, sensitivity, tuning
+from fedhist.paper.figures import FIGURES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which ``fedhist paper all`` has run."""
+    folder = tmp_path_factory.mktemp("paper")
+    command.main(["all", "--scale", "smoke", "--seeds", "1", "--out", str(folder)])
+    return folder
+
+
+def test_everything_is_written(folder: Path) -> None:
+    for name in EXPERIMENTS:
+        table = (folder / f"{name}.md").read_text()
+        assert table.count("|") > 20
+        if name not in ("table2", "fig3"):  # where a target may not be reached
+            assert "–" not in table, name
+    for name in FIGURES:
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_packed_runs_give_the_same_tables_without_running(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.glob("*.json"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    command.main(["table1", "--out", str(copy), "--redraw", "--pack"])
+    assert not list(copy.glob("*.json"))
+    packed = (copy / runner.ARCHIVE).read_bytes()
+    command.main(["all", "--out", str(copy), "--redraw"])
+    for name in EXPERIMENTS:
+        assert (copy / f"{name}.md").read_text() == (folder / f"{name}.md").read_text()
+    assert (copy / runner.pack(copy).name).read_bytes() == packed
+
+
+def test_nothing_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["fig5", "--out", str(tmp_path), "--redraw"])
+    assert "fig5: nothing there yet." in capsys.readouterr().out
+
+
+def test_keys_do_not_change() -> None:
+    """Results are found by these names, in folders that people keep."""
+    assert Cell("cifar10", "fedhist", 0.3, 10, 10_000).key == "54f4720de6707b87"
+    cells = [cell for name in EXPERIMENTS for scale in SCALES.values() for cell in EXPERIMENTS[name](scale, range(2))]
+    distinct = set(cells)
+    assert len({cell.key for cell in distinct}) == len(distinct)
+
+
+def test_tuning_never_sees_the_test_set() -> None:
+    full = SCALES["full"]
+    assert all(cell.validation for cell in [*tuning(full, [0]), *sensitivity(full, [0])])
+    task, held = fh.load_task("digits", 20, 0.3), fh.load_task("digits", 20, 0.3, validation=True)
+    assert len(held.x) + len(held.x_test) == len(task.x)
+    seen = {tuple(image.flatten().tolist()) for image in held.x_test}
+    assert not seen & {tuple(image.flatten().tolist()) for image in task.x_test}
+
+
+def test_the_best_rate_is_chosen_by_validation_and_run_on_the_test_set() -> None:
+    def result(accuracy: float) -> dict[str, object]:
+        return {"accuracy": [accuracy], "round": [1]}
+
+    base = Cell("digits", "fedavg", 0.3, 10, 5, validation=True)
+    found = {
+        replace(base, lr=lr, seed=seed): result(accuracy)
+        for lr, accuracies in {0.01: (0.5, 0.7), 0.1: (0.65, 0.65)}.items()
+        for seed, accuracy in enumerate(accuracies)
+    }
+    assert tables.best_rates(found) == {("fedavg", 10): 0.1}
+    assert tables.tuned_cells(found) == [replace(base, lr=0.1, seed=seed, validation=False) for seed in (0, 1)]
+
+
+def test_the_rare_class_lies_with_slow_clients() -> None:
+    cell = figure5(SCALES["smoke"], [0])[0]
+    task = cell.task()
+    counts = task.label_counts()[:, 9]
+    assert counts[: len(cell.slow)].sum() == counts.sum() > 0
+    trial = cell.trial(task)
+    means = trial.devices.mean_times(cell.clients, 0)
+    assert means[0] == pytest.approx(2 * fh.LogNormal().mean_times(cell.clients, 0)[0])
+
+
+def test_paired_differences() -> None:
+    a, b = {0: 5.0, 1: 7.0, 2: 6.0}, {0: 4.0, 1: 5.0, 2: 3.0}
+    mean, half = tables.difference(a, b) or (0.0, 0.0)
+    assert mean == pytest.approx(2.0)
+    assert half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-4)  # t quantile, two degrees of freedom
+    assert tables.difference({0: 1.0}, {0: 2.0}) is None
+
+
+def test_rounds_to_a_target() -> None:
+    result = {"round": [10, 20, 30], "accuracy": [0.1, 0.4, 0.3]}
+    assert tables.rounds_to(result, 0.4) == 20
+    assert tables.rounds_to(result, 0.5) == float("inf")
+
+
+@pytest.mark.parametrize("arguments", [["table1", "--seeds", "0"], ["table1", "--dataset", "mnist"]])
+def test_refuses(arguments: list[str]) -> None:
+    with pytest.raises(fh.InvalidInput):
+        command.main(arguments)
+
+
+def test_raw_results_say_how_they_were_made(folder: Path) -> None:
+    some = json.loads(next(folder.glob("*.json")).read_text())
+    assert {"cell", "round", "accuracy", "per_class", "fedhist", "torch", "device", "date", "batch_seconds"} <= set(
+        some
+    )
