@@ -18,6 +18,8 @@ BETAS = (0.3, 1.0, None)
 """Dirichlet parameters of the splits; None is IID."""
 RATIOS = (10, 100)
 """N/K: how many rounds pass, on average, between two uploads of a client."""
+LAST = 5
+"""Evaluations whose mean is called final: one alone is noisy."""
 RARE_CLASS, SLOW_SHARE, SLOW_SPEED = 9, 0.1, 0.5
 """Figure 5: the tenth class lies with a tenth of the clients, which update half as often as the others."""
 

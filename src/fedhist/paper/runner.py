@@ -12,14 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
 from fedhist.files import whole_file
 from fedhist.history import History
-from fedhist.paper.cells import Cell
+from fedhist.paper.cells import LAST, Cell
 from fedhist.simulation.engine import OnRound, simulate_many
+from fedhist.simulation.trial import Trial
 
 ARCHIVE = "runs.jsonl.gz"
 
@@ -93,20 +96,35 @@ def run(
         started = time.perf_counter()
         histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
         took = time.perf_counter() - started
-        for cell, history in zip(batch, histories, strict=True):
+        for cell, trial, history in zip(batch, trials, histories, strict=True):
             with whole_file(folder / f"{cell.key}.json") as part:
-                part.write_text(json.dumps(_result(cell, history) | _circumstances(took, len(batch), device)))
+                part.write_text(json.dumps(_result(cell, trial, history) | _circumstances(took, len(batch), device)))
 
 
-def _result(cell: Cell, history: History) -> dict[str, Any]:
+def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
+    classes = [record.per_class for record in history.records[-LAST:]]
+    per_class = np.array(classes, dtype=float).mean(axis=0)
     return {
         "cell": asdict(cell),
         "round": history.round,
         "accuracy": [round(value, 6) for value in history.accuracy],
         "loss": [round(value, 5) for value in history.loss],
-        "per_class": history.records[-1].per_class,
+        "per_class": per_class.round(6).tolist(),
+        "per_tier": [round(float(shares @ per_class), 6) for shares in tier_labels(trial)],
         "virtual_time": history.records[-1].time,
     }
+
+
+def tier_labels(trial: Trial) -> NDArray[np.float64]:
+    """Return the share of each class in the data of the fastest, the middle and the slowest third of the clients.
+
+    With the accuracy on each class it gives what a tier's clients would see on data like their own.
+    """
+    times = trial.devices.mean_times(trial.task.num_clients, trial.seed)
+    counts = trial.task.label_counts()
+    thirds = np.array_split(np.argsort(times, kind="stable"), 3)
+    sums = np.stack([counts[third].sum(axis=0) for third in thirds]).astype(float)
+    return sums / np.maximum(sums.sum(axis=1, keepdims=True), 1)
 
 
 def _circumstances(took: float, batch: int, device: str) -> dict[str, Any]:
