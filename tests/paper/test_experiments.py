@@ -126,3 +126,15 @@ def test_tiers_weigh_classes_by_what_their_clients_hold() -> None:
     task = fh.Task(torch.nn.Linear(2, 2), x, y, [[0, 1], [2, 3], [4, 6], [5, 7], [8, 9], [10, 11]], x, y)
     trial = fh.Trial("fedavg", task, k=1, rounds=1, devices=fh.Explicit([1, 2, 3, 4, 6, 5]))
     assert runner.tier_labels(trial).tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+
+
+def test_an_interruption_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "simulate_many", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        command.main(["fig4", "--out", str(tmp_path)])
+    assert "0 of 30 runs are in" in capsys.readouterr().out

@@ -46,7 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def finished(cells: list[Cell]) -> None:
         if not args.redraw:
             options = {"device": args.device, "engine": args.engine, "data_dir": args.data_dir}
-            run(cells, args.out, on_batch=told, **options)
+            try:
+                run(cells, args.out, on_batch=told, **options)
+            except KeyboardInterrupt:
+                done = len(results(cells, args.out))
+                print(f"Interrupted; {done} of {len(cells)} runs are in {args.out}, and the same command goes on.")
+                raise SystemExit(130) from None
 
     for name in EXPERIMENTS if args.experiment == "all" else [args.experiment]:
         cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]

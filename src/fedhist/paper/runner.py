@@ -124,7 +124,8 @@ def tier_labels(trial: Trial) -> NDArray[np.float64]:
     counts = trial.task.label_counts()
     thirds = np.array_split(np.argsort(times, kind="stable"), 3)
     sums = np.stack([counts[third].sum(axis=0) for third in thirds]).astype(float)
-    return sums / np.maximum(sums.sum(axis=1, keepdims=True), 1)
+    shares: NDArray[np.float64] = sums / np.maximum(sums.sum(axis=1, keepdims=True), 1)
+    return shares
 
 
 def _circumstances(took: float, batch: int, device: str) -> dict[str, Any]:
