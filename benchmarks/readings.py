@@ -16,23 +16,9 @@ import warnings
 import torch
 
 import fedhist as fh
+from fedhist.paper.cells import ABLATION, SENSITIVITY
 
-READINGS = [
-    "fedavg",
-    "fedhist",
-    "fedhist:egs=false",
-    "fedhist:haa=false",
-    "fedhist:ina=false",
-    "fedhist:weight_floor=0.01",
-    "fedhist:weight_floor=none",
-    "fedhist:ina_direction=sum",
-    "fedhist:ina_norms=fused",
-    "fedhist:ina_norms=weighted",
-    "fedhist:remember_amplified=false",
-    "fedhist:remember_fused=true",
-    "fedhist:leave_one_out=true",
-    "fedhist:relative_support=true",
-]
+READINGS = ["fedavg", *ABLATION.values(), *SENSITIVITY["readings"]]
 
 
 def main() -> None:
