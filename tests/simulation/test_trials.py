@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,22 @@ def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: py
     tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))
     assert len(set(together)) > 1 or max(together) < 6
     assert [h.loss for h in tight] == [h.loss for h in roomy]
+
+
+def test_a_wave_lets_go_of_its_memory_before_the_next(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Run]] = []
+    most = []
+
+    class Counted(Run):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            alive.append(weakref.ref(self))
+            most.append(sum(each() is not None for each in alive))
+
+    monkeypatch.setattr(engine, "Run", Counted)
+    monkeypatch.setattr(engine, "in_waves", lambda needs, *_: [{i: 0} for i in needs])
+    fh.compare(["fedavg", "refl", "fedhist"], task, k=3, rounds=4, seeds=2, local=LOCAL)
+    assert most == [1] * 6
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,7 @@ def simulate_many(
             with _exactly(devices), contextlib.closing(_rounds_of(kind, list(runs.values()))) as rounds:
                 _advance(list(runs.values()), rounds, on_round)
             histories |= {i: run.history for i, run in runs.items()}
+            del runs, rounds  # before the next wave takes their memory
     return [histories[i] for i in range(len(trials))]
 
 
