@@ -14,6 +14,7 @@ import fedhist as fh
 from fedhist import native
 from fedhist.strategies import compiled, passes
 from fedhist.strategies import fedhist as module
+from fedhist.strategies.passes import Memory
 
 GPU = torch.cuda.device_count() > 0
 
@@ -57,7 +58,7 @@ def test_one_pass_does_what_many_do(
         history, uploads = randn(h, num_params).to(device, dtype), randn(h, capacity, num_params).to(device, dtype)
         fresh, slots = randn(h, num_params).to(device), (now.to(device), oldest.to(device))
         uploaded = (t.to(device) for t in (g, weights, joins))
-        norms, dots, aggregate, judged, length = by.sweep(*uploaded, history, uploads, fresh, *slots, h)
+        norms, dots, aggregate, judged, length = by.sweep(*uploaded, Memory(history, uploads, fresh, *slots, h))
         norm = by.blend(aggregate, history, shares.to(device))
         by.finish(aggregate, history, scales.to(device), slots[0])
         return [norms, dots, aggregate, judged, length, norm, history, uploads, fresh]
@@ -70,11 +71,13 @@ def test_one_pass_does_what_many_do(
 
 def test_without_memory(fused: tuple[ModuleType, str]) -> None:
     by, device = fused
-    arguments = randn(4, 50), randn(4), torch.zeros(4, dtype=torch.int64), None, None, None
-    slot = torch.tensor([0], device=device)
-    moved = (None if t is None else t.to(device) for t in arguments)
-    found = by.sweep(*moved, slot, slot, 2)[:3]
-    for one, other in zip(found, passes.sweep(*arguments, slot.cpu(), slot.cpu(), 2)[:3], strict=True):
+    arguments = randn(4, 50), randn(4), torch.zeros(4, dtype=torch.int64)
+
+    def on(device: str) -> tuple[object, ...]:
+        slot = torch.tensor([0], device=device)
+        return *(t.to(device) for t in arguments), Memory(None, None, None, slot, slot, 2)
+
+    for one, other in zip(by.sweep(*on(device))[:3], passes.sweep(*on("cpu"))[:3], strict=True):
         torch.testing.assert_close(one.cpu().float(), other, rtol=1e-4, atol=1e-4)
 
 
@@ -84,7 +87,8 @@ def test_threads_share_the_columns(kernel: None, monkeypatch: pytest.MonkeyPatch
     def aggregated() -> list[Tensor]:
         slot = torch.tensor([0])
         memory = randn(h, size), randn(h, k, size), randn(h, size)
-        result = compiled.sweep(randn(k, size), randn(k), torch.tensor([0, 1, 2]), *memory, slot, slot + 1, h)
+        kept = Memory(*memory, slot, slot + 1, h)
+        result = compiled.sweep(randn(k, size), randn(k), torch.tensor([0, 1, 2]), kept)
         return [*result, *memory, compiled.blend(result[2], memory[0], randn(h))]
 
     alone = aggregated()
@@ -128,4 +132,4 @@ def test_memory_that_is_not_what_c_expects(kernel: None) -> None:
     slot = torch.tensor([0])
     for history in (randn(40, 2).T, randn(2, 40).double(), randn(2, 40).half()):
         with pytest.raises(TypeError, match="expected a contiguous tensor"):
-            compiled.sweep(randn(3, 40), randn(3), torch.tensor([0, 0, 0]), history, None, None, slot, slot, 2)
+            compiled.sweep(randn(3, 40), randn(3), torch.tensor([0, 0, 0]), Memory(history, None, None, slot, slot, 2))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhist import native
+from fedhist.strategies.passes import Memory, Seen
 
 ENOUGH = 1 << 18
 """Columns that are worth a thread."""
@@ -44,26 +45,17 @@ def _memory(*kept: Tensor | None) -> tuple[bool, list[int | None]]:
     return half, [_at(tensor, torch.bfloat16 if half else torch.float32) for tensor in kept]
 
 
-def sweep(
-    g: Tensor,
-    weights: Tensor,
-    slots: Tensor,
-    history: Tensor | None,
-    uploads: Tensor | None,
-    fresh: Tensor | None,
-    now: Tensor,
-    oldest: Tensor,
-    h: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sweep(g: Tensor, weights: Tensor, slots: Tensor, memory: Memory) -> Seen:
     """Do :func:`fedhist.strategies.passes.sweep` in one pass."""
+    history, uploads, fresh, now, oldest, h = memory
     g, (k, size) = g.contiguous(), g.shape
     weights, slots = weights.to(g.dtype).contiguous(), slots.to(torch.int64).contiguous()
     capacity = k if uploads is None else uploads.shape[1]
     aggregate = g.new_empty(size)
     sums = torch.zeros((torch.get_num_threads(), capacity * (h + 2) + 1), dtype=torch.float64)
-    half, memory = _memory(history, uploads)
+    half, kept = _memory(history, uploads)
     uploaded = _at(g, torch.float32), _at(weights, torch.float32), _at(slots, torch.int64)
-    tensors = *uploaded, *memory, _at(fresh, torch.float32), _at(aggregate, torch.float32)
+    tensors = *uploaded, *kept, _at(fresh, torch.float32), _at(aggregate, torch.float32)
     shape = half, int(now), int(oldest), size, k, capacity, h
     kernel = native.kernel()
     _in_parts(
@@ -71,7 +63,7 @@ def sweep(
     )
     total = sums.sum(dim=0)
     table = total[:-1].view(capacity, h + 2)
-    return table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt()
+    return Seen(table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt())
 
 
 def blend(aggregate: Tensor, history: Tensor, shares: Tensor) -> Tensor:

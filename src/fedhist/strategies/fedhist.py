@@ -26,7 +26,7 @@ from fedhist.arrivals import Arrivals
 from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies import passes as plain
 from fedhist.strategies.base import Strategy, cosine, normalised
-from fedhist.strategies.passes import at
+from fedhist.strategies.passes import Memory, Seen, at
 from fedhist.strategies.twafl import temporal_weight
 
 
@@ -174,25 +174,24 @@ class FedHist(Strategy):
         to_the_letter = self.ina and self.ina_direction == "sum"
 
         past = self.global_updates if self.egs else None
-        at_once = self.haa and self.sketch is None and not self.remember_fused
-        memory = (self.uploads, self.fresh_sums) if at_once else (None, None)
-        passes = passes_for(g, past, self.uploads if self.haa else None)
-        aggregate: Tensor
-        weights = torch.ones_like(p) if to_the_letter else p
-        norms, dots, aggregate, *judged = passes.sweep(g, weights, slots, past, *memory, now, oldest, self.h)
+        uploads, fresh = (self.uploads, self.fresh_sums) if self.haa else (None, None)
+        passes = passes_for(g, past, uploads)
+        # What is kept of the uploads is known beforehand, unless it is to be fused or sketched first.
+        at_once = self.sketch is None and not self.remember_fused
+        memory = Memory(past, uploads if at_once else None, fresh if at_once else None, now, oldest, self.h)
+        seen: Seen = passes.sweep(g, torch.ones_like(p) if to_the_letter else p, slots, memory)
+        norms, aggregate = seen.norms, seen.aggregate
 
-        partner = self._least_similar(dots, norms) if self.egs else None
+        partner = self._least_similar(seen.dots, norms) if self.egs else None
         fused_norms = norms
         if partner is not None and (self.remember_fused or self.ina_norms == "fused"):
-            fused_norms = self._fused_norms(norms, dots, partner)
+            fused_norms = self._fused_norms(norms, seen.dots, partner)
         if self.haa:
             if not at_once:
-                kept = self._to_keep(g, partner)
-                memory = self.uploads, self.fresh_sums
-                *_, to_predicted, length = passes.sweep(kept, p, slots, None, *memory, now, oldest, self.h)
-                judged = [to_predicted, length]
+                rest = Memory(None, uploads, fresh, now, oldest, self.h)
+                seen = passes.sweep(self._to_keep(g, partner), p, slots, rest)
             self._remember(arrivals, fused_norms if self.remember_fused else norms, slots, now)
-            self._judge(oldest, *judged)
+            self._judge(oldest, seen.judged, seen.length)
 
         if partner is None or to_the_letter:
             norm = aggregate.norm()

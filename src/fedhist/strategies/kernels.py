@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedhist.strategies.passes import Memory, Seen
+
 SLOTS = 8
 """Past global updates whose parts a program holds in registers at a time."""
 
@@ -110,18 +112,9 @@ def _on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.device.type == "cuda" else nullcontext()
 
 
-def sweep(
-    g: Tensor,
-    weights: Tensor,
-    slots: Tensor,
-    history: Tensor | None,
-    uploads: Tensor | None,
-    fresh: Tensor | None,
-    now: Tensor,
-    oldest: Tensor,
-    h: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sweep(g: Tensor, weights: Tensor, slots: Tensor, memory: Memory) -> Seen:
     """Do :func:`fedhist.strategies.passes.sweep` in one pass."""
+    history, uploads, fresh, now, oldest, h = memory
     g, (k, num_params) = g.contiguous(), g.shape
     capacity = k if uploads is None else uploads.shape[1]
     block = 1024 if num_params >= 1 << 20 else 256
@@ -137,7 +130,7 @@ def sweep(
         )  # fmt: skip
     total = sums.sum(dim=0, dtype=torch.float64)
     table = total[:-1].view(capacity, h + 2)
-    return table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt()
+    return Seen(table[:k, h].sqrt(), table[:k, :h], aggregate, table[:, h + 1], total[-1].sqrt())
 
 
 def _programs(num_params: int) -> int:

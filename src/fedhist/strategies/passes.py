@@ -6,21 +6,44 @@ a CPU, :mod:`fedhist.strategies.kernels` on a GPU.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def sweep(
-    g: Tensor,
-    weights: Tensor,
-    slots: Tensor,
-    history: Tensor | None,
-    uploads: Tensor | None,
-    fresh: Tensor | None,
-    now: Tensor,
-    oldest: Tensor,
-    h: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+class Memory(NamedTuple):
+    """What FedHist remembers, in rings of h slots."""
+
+    history: Tensor | None
+    """``(h, P)``: past global updates."""
+    uploads: Tensor | None
+    """``(h, K, P)``: past uploads."""
+    fresh: Tensor | None
+    """``(h, P)``: for each slot, the sum of the uploads computed from its model."""
+    now: Tensor
+    """The slot of this round."""
+    oldest: Tensor
+    """The slot of the oldest round, whose fresh sum is used and then set to zero."""
+    h: int
+
+
+class Seen(NamedTuple):
+    """What a sweep finds."""
+
+    norms: Tensor
+    """``(K,)``: of the uploads."""
+    dots: Tensor
+    """``(K, h)``: of the uploads with the past global updates."""
+    aggregate: Tensor
+    """``(P,)``"""
+    judged: Tensor
+    """``(K,)``: dots of the oldest uploads with their slot's fresh sum."""
+    length: Tensor
+    """The norm of that sum."""
+
+
+def sweep(g: Tensor, weights: Tensor, slots: Tensor, memory: Memory) -> Seen:
     """Read the uploads, and what is remembered, and remember the uploads.
 
     Parameters
@@ -31,23 +54,13 @@ def sweep(
         ``(K,)``: their weights in the aggregate.
     slots
         ``(K,)``: the slot whose fresh sum each upload joins; h for none.
-    history
-        ``(h, P)``: past global updates, or None.
-    uploads, fresh
-        ``(h, K, P)`` and ``(h, P)``: past uploads and fresh sums, or None.
-    now, oldest
-        The slot of this round and of the oldest one, whose fresh sum is used and then set to zero.
-
-    Returns
-    -------
-    The norms of the uploads ``(K,)``, their dots with the past updates ``(K, h)``, the aggregate ``(P,)``,
-    the oldest uploads' dots with their fresh sum ``(K,)``, and the norm of that sum.
     """
+    history, uploads, fresh, now, oldest, h = memory
     k = len(g)
     norms, aggregate = g.norm(dim=1), weights.to(g.dtype) @ g
     dots = g.new_zeros((k, h)) if history is None else g @ history.to(g.dtype).T
     if uploads is None or fresh is None:
-        return norms, dots, aggregate, norms, norms[0]
+        return Seen(norms, dots, aggregate, norms, norms[0])
     uploads[:, :k].index_copy_(0, now, g[None].to(uploads.dtype))
     if k < uploads.shape[1]:  # a round closed by a deadline
         uploads[:, k:].index_fill_(0, now, 0)
@@ -55,7 +68,7 @@ def sweep(
     old, total = at(uploads, oldest).to(g.dtype), at(fresh, oldest)
     judged, length = old @ total, total.norm()
     fresh.index_fill_(0, oldest, 0)
-    return norms, dots, aggregate, judged, length
+    return Seen(norms, dots, aggregate, judged, length)
 
 
 def blend(aggregate: Tensor, history: Tensor, shares: Tensor) -> Tensor:
