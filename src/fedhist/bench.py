@@ -221,7 +221,7 @@ def scaling(args: argparse.Namespace) -> None:
         return best_rates({"": (count, lambda: compare(methods, task, rounds=rounds, **options))}, args.repeats)[""]
 
     lenet = random_task(100, LeNet)
-    print("updates/s, LeNet, N = 100, K = 10 and one FedHist run unless said otherwise")
+    print("updates/s, the start of a run included; LeNet, N = 100, K = 10, one FedHist run unless said otherwise")
     for k in (1, 10, 50, 100):
         print(f"  K = {k:<27,d} {rate(lenet, k, ['fedhist'], 1):9.0f}", flush=True)
     for clients in (100, 10_000, 1_000_000):

@@ -32,8 +32,8 @@ class Strategy(nn.Module):
 
     A subclass defines :meth:`weights` for a weighting rule, or :meth:`forward` for more. State that
     outlives a round belongs in buffers (``register_buffer`` in :meth:`setup`), so that
-    ``state_dict()`` is a complete checkpoint. Buffers are float32; for a float64 model the strategy is
-    converted after :meth:`setup` with ``.double()``, like any module.
+    ``state_dict()`` is a complete checkpoint. Buffers are float32; for a float64 model those are
+    converted after :meth:`setup`, and buffers of any other type stay as they are.
     """
 
     branch_free: ClassVar[bool] = False
