@@ -81,7 +81,7 @@ def test_the_best_rate_is_chosen_by_validation_and_run_on_the_test_set() -> None
         for seed, accuracy in enumerate(accuracies)
     }
     assert tables.best_rates(found) == {("fedavg", 10): 0.1}
-    assert tables.tuned_cells(found) == [replace(base, lr=0.1, seed=seed, validation=False) for seed in (0, 1)]
+    assert tables.tuned_cells(found, range(2)) == [replace(base, lr=0.1, seed=seed, validation=False) for seed in (0, 1)]
 
 
 def test_the_rare_class_lies_with_slow_clients() -> None:
@@ -138,3 +138,25 @@ def test_an_interruption_says_how_to_go_on(
     with pytest.raises(SystemExit, match="130"):
         command.main(["fig4", "--out", str(tmp_path)])
     assert "0 of 30 runs are in" in capsys.readouterr().out
+
+
+def test_shares_of_an_experiment_do_not_overlap_and_make_it_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(["calibration", "--out", str(tmp_path), "--part", "1/2"])
+    first = set(tmp_path.glob("*.json"))
+    assert "3 of 6 runs are missing" in capsys.readouterr().out
+    command.main(["calibration", "--out", str(tmp_path), "--part", "2/2"])
+    assert len(first) == 3
+    assert len(set(tmp_path.glob("*.json"))) == 6
+    assert "missing" not in capsys.readouterr().out
+    for wrong in ("3/2", "0/2", "half"):
+        with pytest.raises(SystemExit):
+            command.main(["calibration", "--part", wrong])
+
+
+def test_final_after_fewer_rounds() -> None:
+    result = {"round": [10, 20, 30, 40, 50, 60, 70], "accuracy": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]}
+    assert tables.final(result) == pytest.approx(50.0)
+    assert tables.final(result, 60) == pytest.approx(40.0)
+    assert tables.final(result, 25) == pytest.approx(15.0)

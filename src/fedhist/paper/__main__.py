@@ -15,6 +15,13 @@ from fedhist.paper.runner import pack, results, run
 from fedhist.paper.tables import TABLES, tuned_cells
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"must look like 2/8, the second of eight shares, got {text!r}")
+    return int(part), int(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing of an experiment, then write and print its table and draw its figure."""
     parser = argparse.ArgumentParser(
@@ -30,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="local", help="local, or ray")
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N shares of the runs")
     parser.add_argument("--redraw", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--pack", action="store_true", help="put all finished runs into one compressed file")
     args = parser.parse_args(arguments)
@@ -37,17 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for dataset in args.dataset or []:
         if dataset not in scale.rounds:
             raise unknown("dataset", dataset, scale.rounds)
+    share, shares = args.part
     started = time.perf_counter()
 
     def told(batch: Sequence[Cell]) -> None:
         at = time.perf_counter() - started
-        print(f"{at:7.1f} s: {len(batch)} runs of {batch[0].rounds} rounds on {batch[0].dataset}", flush=True)
+        who = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
+        print(f"{at:7.1f} s: {who}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
 
     def finished(cells: list[Cell]) -> None:
         if not args.redraw:
             options = {"device": args.device, "engine": args.engine, "data_dir": args.data_dir}
             try:
-                run(cells, args.out, on_batch=told, **options)
+                run(cells[share - 1 :: shares], args.out, on_batch=told, **options)
             except KeyboardInterrupt:
                 done = len(results(cells, args.out))
                 print(f"Interrupted; {done} of {len(cells)} runs are in {args.out}, and the same command goes on.")
@@ -57,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
         finished(cells)
         if name == "tuned":
-            cells = tuned_cells(results(cells, args.out))
+            tuning = results(cells, args.out)
+            if len(tuning) < len(cells):
+                print(f"tuned: {len(cells) - len(tuning)} of {len(cells)} runs that choose the rates are missing.")
+                continue
+            cells = tuned_cells(tuning, seeds)
             finished(cells)
         there = results(cells, args.out)
         if not there:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fedhist.data import Task, load_task
@@ -106,6 +106,8 @@ class Scale:
     lr: float
     rates: tuple[float, ...]
     """Learning rates to choose from in the tuned comparison."""
+    longest: Mapping[str, int]
+    """Rounds up to which FedAvg is looked at, to settle `rounds`."""
 
 
 SCALES = {
@@ -116,8 +118,11 @@ SCALES = {
         eval_every=100,
         lr=0.01,
         rates=(0.005, 0.01, 0.02, 0.05, 0.1),
+        longest={"fashion-mnist": 4000, "cifar10": 20_000, "cifar100": 30_000},
     ),
-    "smoke": Scale({"digits": 40}, one="digits", k=2, eval_every=10, lr=0.1, rates=(0.05, 0.1)),
+    "smoke": Scale(
+        {"digits": 40}, one="digits", k=2, eval_every=10, lr=0.1, rates=(0.05, 0.1), longest={"digits": 100}
+    ),
 }
 
 ABLATION = {
@@ -181,6 +186,11 @@ def _grid(
     ]
 
 
+def calibration(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    """Return FedAvg alone, for longer: by it the number of rounds is settled before any other method is looked at."""
+    return _grid(replace(scale, rounds=scale.longest), [next(iter(seeds))], ["fedavg"])
+
+
 def table1(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
     """Return Table 1: eight methods on three data sets, three splits and two degrees of staleness."""
     return _grid(scale, seeds, METHODS)
@@ -202,13 +212,13 @@ def figure5(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
 
 
 def tuning(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return the runs that choose each method's learning rate, on held-back training data."""
-    seeds = list(seeds)
+    """Return the runs that choose each method's learning rate, on held-back training data and the first seed."""
+    first = [next(iter(seeds))]
     methods = [*METHODS, "fedavg:ina=true"]
     return [
         cell
         for lr in scale.rates
-        for cell in _grid(scale, seeds, methods, [scale.one], betas=[0.3], lr=lr, validation=True)
+        for cell in _grid(scale, first, methods, [scale.one], betas=[0.3], lr=lr, validation=True)
     ]
 
 
@@ -219,6 +229,7 @@ def sensitivity(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
 
 
 EXPERIMENTS: Mapping[str, Callable[[Scale, Iterable[int]], list[Cell]]] = {
+    "calibration": calibration,
     "table1": table1,
     "table2": table2,
     "fig3": table2,

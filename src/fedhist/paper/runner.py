@@ -21,7 +21,7 @@ from fedhist.data import SplitNotice, Task
 from fedhist.files import whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
-from fedhist.simulation.engine import OnRound, simulate_many
+from fedhist.simulation.engine import OnRound, devices_of, simulate_many
 from fedhist.simulation.trial import Trial
 
 ARCHIVE = "runs.jsonl.gz"
@@ -74,24 +74,28 @@ def run(
     on_round: OnRound | None = None,
     on_batch: Callable[[Sequence[Cell]], None] | None = None,
 ) -> None:
-    """Run the cells that have no file yet; those of one seed on the same data side by side."""
+    """Run the cells that have no file yet.
+
+    On a GPU those of one seed on the same data take their rounds side by side. On a CPU they would gain
+    nothing by it, so they follow one another, and each is kept when it is done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     done = results(cells, folder)
+    alone = engine == "local" and devices_of(device)[0].type == "cpu"
     batches: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         if cell not in done:
-            batches.setdefault((cell.seed, cell.dataset, cell.validation, cell.rounds, cell.eval_every), []).append(
-                cell
-            )
+            together = cell.seed, cell.dataset, cell.validation, cell.rounds, cell.eval_every
+            batches.setdefault((*together, cell.key if alone else ""), []).append(cell)
+    tasks: dict[tuple[object, ...], Task] = {}
     for batch in batches.values():
         if on_batch:
             on_batch(batch)
-        tasks: dict[tuple[object, ...], Task] = {}
+        splits = {cell.split: cell for cell in batch}
+        tasks = {split: task for split, task in tasks.items() if split in splits}  # the others' memory is wanted
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SplitNotice)
-            for cell in batch:
-                if cell.split not in tasks:
-                    tasks[cell.split] = cell.task(data_dir)
+            tasks |= {split: cell.task(data_dir) for split, cell in splits.items() if split not in tasks}
         trials = [cell.trial(tasks[cell.split]) for cell in batch]
         started = time.perf_counter()
         histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)

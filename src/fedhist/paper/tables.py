@@ -33,9 +33,10 @@ def beta_name(beta: float | None) -> str:
     return "IID" if beta is None else f"β = {beta:g}"
 
 
-def final(result: Mapping[str, Any]) -> float:
-    """Return a run's final test accuracy in percent."""
-    return 100 * statistics.fmean(result["accuracy"][-LAST:])
+def final(result: Mapping[str, Any], rounds: float = float("inf")) -> float:
+    """Return a run's final test accuracy in percent, or what it would be after fewer rounds."""
+    until = sum(r <= rounds for r in result["round"])
+    return 100 * statistics.fmean(result["accuracy"][max(until - LAST, 0) : until])
 
 
 def rounds_to(result: Mapping[str, Any], target: float) -> float:
@@ -49,9 +50,9 @@ def rare_accuracy(result: Mapping[str, Any]) -> float:
     return 100 * float(result["per_class"][RARE_CLASS])
 
 
-def slowest(result: Mapping[str, Any]) -> float:
-    """Return the accuracy on data like the slowest third of the clients', in percent."""
-    return 100 * float(result["per_tier"][-1])
+def tier(place: int) -> Callable[[Mapping[str, Any]], float]:
+    """Return a measure: the accuracy on data like a third of the clients', 0 the fastest, 2 the slowest."""
+    return lambda result: 100 * float(result["per_tier"][place])
 
 
 def by_seed(results: Results, measure: Callable[[Mapping[str, Any]], float], **wanted: object) -> dict[int, float]:
@@ -94,6 +95,32 @@ def _betas(results: Results) -> list[float | None]:
     return [beta for beta in BETAS if beta in present]
 
 
+def _paper_accuracy(dataset: str, ratio: int, beta: float | None, method: str) -> float | None:
+    column = published()["table1"].get(dataset, {}).get(str(ratio), {})
+    value: float | None = column.get("iid" if beta is None else f"{beta:.1f}", {}).get(method)
+    return value
+
+
+def calibration(results: Results) -> str:
+    """Return FedAvg's accuracy after more and more rounds, and how far it is from the paper's on average."""
+    lines: list[str] = []
+    for dataset in dict.fromkeys(cell.dataset for cell in results):
+        runs = {cell: result for cell, result in results.items() if cell.dataset == dataset}
+        paper = [_paper_accuracy(dataset, c.ratio, c.beta, "FedAvg") for c in runs]
+        known = [value for value in paper if value is not None]
+        rows = [["paper", *(f"{value:.1f}" for value in known), ""]] if known else []
+        longest = next(iter(runs)).rounds
+        for tenth in range(1, 11):
+            rounds = longest * tenth // 10
+            ours = [final(result, rounds) for result in runs.values()]
+            off = [statistics.fmean(abs(own - value) for own, value in zip(ours, known, strict=True))] if known else []
+            rows.append([f"{rounds:,}", *(f"{value:.1f}" for value in (*ours, *off))])
+        header = ["rounds", *(f"N/K = {c.ratio}, {beta_name(c.beta)}" for c in runs)]
+        header += ["mean distance"] if known else []
+        lines += [f"**{dataset}**", "", *_markdown(header, rows), ""]
+    return "\n".join(lines)
+
+
 def table1(results: Results) -> str:
     """Return Table 1: ours, the paper's in brackets; the best of a column bold, the second best in italics.
 
@@ -124,8 +151,7 @@ def table1(results: Results) -> str:
                     mean = statistics.fmean(seeds.values())
                     mark = "**" if mean == ranks[beta][0] else "*" if mean == ranks[beta][-1] else ""
                     text = f"{mark}{text}{mark}"
-                column = published()["table1"].get(dataset, {}).get(str(ratio), {})
-                paper = column.get("iid" if beta is None else f"{beta:.1f}", {}).get(entry.label)
+                paper = _paper_accuracy(dataset, ratio, beta, entry.label)
                 row.append(text + (f" ({paper:.1f})" if paper is not None else ""))
             gaps = [difference(values["fedhist", beta], values[name, beta]) for beta in betas]
             if several:
@@ -180,7 +206,10 @@ def figure5(results: Results) -> str:
             f"Class {RARE_CLASS + 1}:\n\n{_by_setting(results, methods, rare_accuracy)}",
             f"The worst class:\n\n{worst}",
             f"All classes:\n\n{_by_setting(results, methods, final)}",
-            f"What the slowest third of the clients see:\n\n{_by_setting(results, methods, slowest)}",
+            *(
+                f"What the {name} third of the clients see:\n\n{_by_setting(results, methods, tier(place))}"
+                for place, name in enumerate(("fastest", "middle", "slowest"))
+            ),
         ]
     )
 
@@ -195,11 +224,12 @@ def best_rates(results: Results) -> dict[tuple[str, int], float]:
     return {key: max(sorted(by_rate), key=by_rate.__getitem__) for key, by_rate in means.items()}
 
 
-def tuned_cells(results: Results) -> list[Cell]:
+def tuned_cells(results: Results, seeds: Iterable[int]) -> list[Cell]:
     """Return the runs on the test set that tuning asks for: each method with its best learning rate."""
     rates = best_rates(results)
-    chosen = [cell for cell in results if cell.lr == rates[cell.method, cell.ratio]]
-    return [replace(cell, validation=False) for cell in chosen]
+    first = min(cell.seed for cell in results)
+    chosen = [cell for cell in results if cell.seed == first and cell.lr == rates[cell.method, cell.ratio]]
+    return [replace(cell, validation=False, seed=seed) for seed in seeds for cell in chosen]
 
 
 def tuned(results: Results) -> str:
@@ -228,6 +258,7 @@ def sensitivity(results: Results) -> str:
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {
+    "calibration": calibration,
     "table1": table1,
     "table2": table2,
     "fig3": table2,
