@@ -12,7 +12,7 @@ from fedhist.files import whole_file
 from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
 from fedhist.paper.figures import FIGURES
 from fedhist.paper.runner import pack, results, run
-from fedhist.paper.tables import TABLES, tuned_cells
+from fedhist.paper.tables import TABLES, Results, tuned_cells
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -22,8 +22,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing of an experiment, then write and print its table and draw its figure."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedhist paper",
         description="Run the paper's experiments and set the results beside the published numbers. What a stopped "
@@ -37,10 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="local", help="local, or ray")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N shares of the runs")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N shares of them")
     parser.add_argument("--redraw", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--pack", action="store_true", help="put all finished runs into one compressed file")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing of an experiment, then write and print its table and draw its figure."""
+    args = _parser().parse_args(arguments)
     scale, seeds = SCALES[args.scale], range(whole("seeds", args.seeds, 1))
     for dataset in args.dataset or []:
         if dataset not in scale.rounds:
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         who = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
         print(f"{at:7.1f} s: {who}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
 
-    def finished(cells: list[Cell]) -> None:
+    def finished(cells: list[Cell]) -> Results:
         if not args.redraw:
             options = {"device": args.device, "engine": args.engine, "data_dir": args.data_dir}
             try:
@@ -62,31 +66,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 done = len(results(cells, args.out))
                 print(f"Interrupted; {done} of {len(cells)} runs are in {args.out}, and the same command goes on.")
                 raise SystemExit(130) from None
+        return results(cells, args.out)
 
     for name in EXPERIMENTS if args.experiment == "all" else [args.experiment]:
         cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
-        finished(cells)
+        there = finished(cells)
+        missing = f" ({len(cells) - len(there)} of {len(cells)} runs are missing)" if len(there) < len(cells) else ""
         if name == "tuned":
-            tuning = results(cells, args.out)
-            if len(tuning) < len(cells):
-                print(f"tuned: {len(cells) - len(tuning)} of {len(cells)} runs that choose the rates are missing.")
-                continue
-            cells = tuned_cells(tuning, seeds)
-            finished(cells)
-        there = results(cells, args.out)
+            cells = tuned_cells(there, scale.rates, seeds)
+            there = finished(cells)
         if not there:
-            print(f"{name}: nothing there yet.")
+            print(f"{name}: nothing there yet{missing}.")
             continue
-        table = TABLES[name](there)
-        missing = "" if len(there) == len(cells) else f" ({len(cells) - len(there)} of {len(cells)} runs are missing)"
-        print(f"\n{name}{missing}\n\n{table}\n")
-        with whole_file(args.out / f"{name}.md") as part:
-            part.write_text(table + "\n", encoding="utf-8")
-        if name in FIGURES:
-            print(f"Figure: {FIGURES[name](there, args.out / f'{name}.png')}")
+        _show(name, there, args.out, missing)
     if args.pack:
         print(f"Runs: {pack(args.out)}")
     print(f"{time.perf_counter() - started:7.1f} s in all")
+
+
+def _show(name: str, there: Results, folder: Path, missing: str) -> None:
+    table = TABLES[name](there)
+    print(f"\n{name}{missing}\n\n{table}\n")
+    with whole_file(folder / f"{name}.md") as part:
+        part.write_text(table + "\n", encoding="utf-8")
+    if name in FIGURES:
+        print(f"Figure: {FIGURES[name](there, folder / f'{name}.png')}")
 
 
 if __name__ == "__main__":

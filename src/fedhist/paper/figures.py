@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhist.files import whole_file
-from fedhist.methods import METHODS
-from fedhist.paper.cells import ABLATION, BETAS, FAIRNESS, SENSITIVITY
+from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, SENSITIVITY
 from fedhist.paper.tables import Results, beta_name, by_seed, final, label, rare_accuracy
 from fedhist.report.curves import COLOURS, DASHES
 
@@ -87,7 +86,7 @@ def bars(results: Results, methods: Sequence[str], measure: Callable[[Mapping[st
 
 def figure3(results: Results, path: Path) -> Path:
     """Draw Figure 3: how fast the methods learn."""
-    return curves(results, {entry.label: name for name, entry in METHODS.items()}, path)
+    return curves(results, COMPARED, path)
 
 
 def figure4(results: Results, path: Path) -> Path:

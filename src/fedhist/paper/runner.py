@@ -25,6 +25,8 @@ from fedhist.simulation.engine import OnRound, devices_of, simulate_many
 from fedhist.simulation.trial import Trial
 
 ARCHIVE = "runs.jsonl.gz"
+SIDE_BY_SIDE = 48
+"""Runs that fill a GPU; more at once would not be faster, and more would be lost if they were stopped."""
 
 
 def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
@@ -76,19 +78,20 @@ def run(
 ) -> None:
     """Run the cells that have no file yet.
 
-    On a GPU those of one seed on the same data take their rounds side by side. On a CPU they would gain
-    nothing by it, so they follow one another, and each is kept when it is done.
+    On a GPU those on the same data take their rounds side by side, as many as fill one. On a CPU they would
+    gain nothing by it, so they follow one another, and each is kept when it is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = results(cells, folder)
     alone = engine == "local" and devices_of(device)[0].type == "cpu"
-    batches: dict[tuple[object, ...], list[Cell]] = {}
+    alike: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         if cell not in done:
-            together = cell.seed, cell.dataset, cell.validation, cell.rounds, cell.eval_every
-            batches.setdefault((*together, cell.key if alone else ""), []).append(cell)
+            alike.setdefault((cell.dataset, cell.validation, cell.rounds, cell.eval_every), []).append(cell)
+    size = 1 if alone else SIDE_BY_SIDE
+    batches = [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
     tasks: dict[tuple[object, ...], Task] = {}
-    for batch in batches.values():
+    for batch in batches:
         if on_batch:
             on_batch(batch)
         splits = {cell.split: cell for cell in batch}

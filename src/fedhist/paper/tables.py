@@ -10,8 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedhist.methods import METHODS, as_method
-from fedhist.paper.cells import ABLATION, BETAS, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, Cell
+from fedhist.methods import as_method
+from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, Cell
 
 Results = Mapping[Cell, Mapping[str, Any]]
 
@@ -124,40 +124,39 @@ def calibration(results: Results) -> str:
 def table1(results: Results) -> str:
     """Return Table 1: ours, the paper's in brackets; the best of a column bold, the second best in italics.
 
-    With two seeds and more a column of differences follows: FedHist minus the method, over all splits.
+    With two seeds and more a column follows: FedHist minus the method with a 95 % interval, split by split.
     """
     lines: list[str] = []
     several = len({cell.seed for cell in results}) > 1
     for dataset, ratio in _settings(results):
         betas = _betas(results)
         values = {
-            (name, beta): by_seed(results, final, dataset=dataset, ratio=ratio, method=name, beta=beta)
-            for name in METHODS
+            (method, beta): by_seed(results, final, dataset=dataset, ratio=ratio, method=method, beta=beta)
+            for method in COMPARED.values()
             for beta in betas
         }
         ranks = {}
         for beta in betas:
-            means = sorted(
-                (statistics.fmean(values[n, beta].values()) for n in METHODS if values[n, beta]), reverse=True
-            )
-            ranks[beta] = means[:2]
+            found = [values[method, beta].values() for method in COMPARED.values() if values[method, beta]]
+            ranks[beta] = sorted(map(statistics.fmean, found), reverse=True)[:2]
         rows = []
-        for name, entry in METHODS.items():
-            row = [entry.label]
+        for name, method in COMPARED.items():
+            row = [name]
             for beta in betas:
-                seeds = values[name, beta]
+                seeds = values[method, beta]
                 text = shown(seeds.values())
                 if seeds:
                     mean = statistics.fmean(seeds.values())
                     mark = "**" if mean == ranks[beta][0] else "*" if mean == ranks[beta][-1] else ""
                     text = f"{mark}{text}{mark}"
-                paper = _paper_accuracy(dataset, ratio, beta, entry.label)
+                paper = _paper_accuracy(dataset, ratio, beta, name)
                 row.append(text + (f" ({paper:.1f})" if paper is not None else ""))
-            gaps = [difference(values["fedhist", beta], values[name, beta]) for beta in betas]
+            gaps = [difference(values["fedhist", beta], values[method, beta]) for beta in betas]
             if several:
-                row.append(", ".join("–" if g is None else f"{g[0]:+.1f} ± {g[1]:.1f}" for g in gaps))
+                told = ", ".join("–" if gap is None else f"{gap[0]:+.1f} ± {gap[1]:.1f}" for gap in gaps)
+                row.append("" if method == "fedhist" else told)
             rows.append(row)
-        header = ["method", *map(beta_name, betas), *(["FedHist minus it, 95 %"] if several else [])]
+        header = ["method", *map(beta_name, betas), *(["FedHist minus it"] if several else [])]
         lines += [f"**{dataset}, N/K = {ratio}**", "", *_markdown(header, rows), ""]
     return "\n".join(lines)
 
@@ -167,14 +166,14 @@ def table2(results: Results, target: float = 0.4) -> str:
     betas = _betas(results)
     as_published = {cell.dataset for cell in results} == {"cifar10"}
     rows = []
-    for name, entry in METHODS.items():
-        row = [entry.label]
+    for name, method in COMPARED.items():
+        row = [name]
         for beta in betas:
             own, base = (
-                by_seed(results, lambda r: rounds_to(r, target), method=m, beta=beta) for m in (name, "fedavg")
+                by_seed(results, lambda r: rounds_to(r, target), method=m, beta=beta) for m in (method, "fedavg")
             )
             known = published()["table2"]["iid" if beta is None else f"{beta:.1f}"]
-            paper = f" ({known[entry.label]}, {known['FedAvg'] / known[entry.label]:.2f}×)" if as_published else ""
+            paper = f" ({known[name]}, {known['FedAvg'] / known[name]:.2f}×)" if as_published else ""
             ratios = [base[seed] / own[seed] for seed in own if seed in base and own[seed] < float("inf")]
             reached = [value for value in own.values() if value < float("inf")]
             missed = f", {len(own) - len(reached)} never" if len(reached) < len(own) else ""
@@ -214,21 +213,21 @@ def figure5(results: Results) -> str:
     )
 
 
-def best_rates(results: Results) -> dict[tuple[str, int], float]:
-    """Return the learning rate with the best mean validation accuracy, by method and N/K."""
-    means: dict[tuple[str, int], dict[float, float]] = {}
-    for cell in results:
-        wanted = {"method": cell.method, "ratio": cell.ratio, "lr": cell.lr}
-        mean = statistics.fmean(by_seed(results, final, **wanted).values())
-        means.setdefault((cell.method, cell.ratio), {})[cell.lr] = mean
-    return {key: max(sorted(by_rate), key=by_rate.__getitem__) for key, by_rate in means.items()}
+def best_rates(results: Results, rates: Iterable[float]) -> dict[tuple[str, int], float]:
+    """Return the learning rate with the best mean validation accuracy, by method and N/K, where all were tried."""
+    best = {}
+    for method, ratio in dict.fromkeys((cell.method, cell.ratio) for cell in results):
+        tried = {lr: list(by_seed(results, final, method=method, ratio=ratio, lr=lr).values()) for lr in rates}
+        if all(tried.values()):
+            best[method, ratio] = max(tried, key=lambda lr: statistics.fmean(tried[lr]))
+    return best
 
 
-def tuned_cells(results: Results, seeds: Iterable[int]) -> list[Cell]:
+def tuned_cells(results: Results, rates: Iterable[float], seeds: Iterable[int]) -> list[Cell]:
     """Return the runs on the test set that tuning asks for: each method with its best learning rate."""
-    rates = best_rates(results)
-    first = min(cell.seed for cell in results)
-    chosen = [cell for cell in results if cell.seed == first and cell.lr == rates[cell.method, cell.ratio]]
+    best = best_rates(results, rates)
+    first = min((cell.seed for cell in results), default=0)
+    chosen = [cell for cell in results if cell.seed == first and cell.lr == best.get((cell.method, cell.ratio))]
     return [replace(cell, validation=False, seed=seed) for seed in seeds for cell in chosen]
 
 
