@@ -44,7 +44,7 @@ class History:
     seed: int
     task: str
     clients: NDArray[np.int64]
-    """``(rounds, K)``: who uploaded in each round, in order of arrival."""
+    """``(rounds, K)``: who uploaded in each round, in order of arrival; -1 where a round closed with fewer."""
     staleness: NDArray[np.int64]
     """``(rounds, K)``: how stale each upload was."""
     arrived: NDArray[np.float64]
@@ -56,6 +56,8 @@ class History:
     """Real time since the start; runs of one comparison share it."""
     model: dict[str, Any] | None = None
     """The final model's state dict, frozen parameters and buffers included."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """What went otherwise than planned: nodes that came and went, uploads that were rejected and why."""
 
     def __getattr__(self, name: str) -> list[Any]:
         if name in _COLUMNS:
@@ -85,24 +87,28 @@ class History:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the run as a whole."""
+        uploads = self.clients >= 0
         return {
             "method": self.method,
             "seed": self.seed,
             "task": self.task,
             "rounds": self.rounds,
             "k": self.clients.shape[1],
-            "client_updates": int(self.clients.size),
-            "final_accuracy": self.final_accuracy,
-            "best_accuracy": self.best_accuracy,
-            "final_loss": self.records[-1].loss,
+            "client_updates": int(uploads.sum()),
+            "final_accuracy": self.final_accuracy if self.records else None,
+            "best_accuracy": self.best_accuracy if self.records else None,
+            "final_loss": self.records[-1].loss if self.records else None,
             "virtual_time": float(self.arrived[-1, -1]),
-            "mean_staleness": float(self.staleness.mean()),
+            "mean_staleness": float(self.staleness[uploads].mean()),
             "max_staleness": int(self.staleness.max()),
             "wall_seconds": self.wall_seconds,
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all."""
+        """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all.
+
+        A run with events also has `events.jsonl`.
+        """
         folder = Path(folder)
         lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in self.records)
         summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
@@ -116,6 +122,9 @@ class History:
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "history.jsonl") as part:
             part.write_text(lines)
+        if self.events:
+            with whole_file(folder / "events.jsonl") as part:
+                part.write_text("".join(json.dumps(event) + "\n" for event in self.events))
         with whole_file(folder / "arrivals.npz") as part, part.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -134,6 +143,8 @@ class History:
         try:
             summary = json.loads((folder / "summary.json").read_text())
             lines = (folder / "history.jsonl").read_text().splitlines()
+            happened = folder / "events.jsonl"
+            events = happened.read_text().splitlines() if happened.exists() else []
             with (folder / "arrivals.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(
                     method=summary["method"],
@@ -145,6 +156,7 @@ class History:
                     weights=arrays["weights"],
                     records=[Record(**json.loads(line)) for line in lines],
                     wall_seconds=summary["wall_seconds"],
+                    events=[json.loads(line) for line in events],
                 )
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {error}.") from error

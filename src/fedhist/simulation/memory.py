@@ -17,9 +17,9 @@ import torch
 from fedhist.errors import InvalidInput
 from fedhist.simulation.batched import BLOCK, TABLE
 from fedhist.simulation.clock import Schedule, VersionPlan
-from fedhist.simulation.run import widen
 from fedhist.simulation.trial import Trial
 from fedhist.strategies import Strategy
+from fedhist.strategies.base import widen
 
 SHARE = 0.9
 """How much of the free memory is planned with; what libraries and allocators take is not known."""

@@ -14,16 +14,8 @@ from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
-from fedhist.strategies import Strategy
+from fedhist.strategies.base import widen
 from fedhist.training import Evaluation
-
-
-def widen(strategy: Strategy) -> None:
-    """Turn a strategy's float32 memory into float64; what it chose to keep in less stays as it is."""
-    for module in strategy.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype == torch.float32:
-                setattr(module, name, buffer.double())
 
 
 class Run:

@@ -101,3 +101,11 @@ class Strategy(nn.Module):
         )
         self.last_weights = normalised(weights)
         return self.last_weights.to(deltas.dtype) @ deltas
+
+
+def widen(strategy: Strategy) -> None:
+    """Turn a strategy's float32 memory into float64; what it chose to keep in less stays as it is."""
+    for module in strategy.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype == torch.float32:
+                setattr(module, name, buffer.double())

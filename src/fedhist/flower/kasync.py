@@ -1,0 +1,586 @@
+"""K-async rounds over a Flower grid."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
+from logging import INFO, WARNING
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import httpx
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from torch import Tensor
+
+from fedhist.arrivals import Arrivals
+from fedhist.errors import DivergedError, FedHistError, number, positive, require, whole
+from fedhist.flower import checkpoint
+from fedhist.flower.client import ARRAYS, CONFIG, EXAMPLES, upload_identity
+from fedhist.flower.exchange import Arrival, Exchange, Upload
+from fedhist.flower.wire import LAYOUT, Refused, Wire, decode, pack, unpack
+from fedhist.history import History, Record
+from fedhist.methods import Method, as_method
+from fedhist.strategies import Strategy
+from fedhist.strategies.base import widen
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+LAST_WAIT = 60.0
+"""Seconds to wait, at the end, for clients that still evaluate."""
+BACKLOG = 4
+"""Central evaluations that may wait before rounds wait for them."""
+LINK_PATIENCE = 600.0
+"""Seconds for which a SuperLink that cannot be reached is tried again."""
+
+
+class Clock(Protocol):
+    """What of the ``time`` module is needed; a test has its own."""
+
+    def time(self) -> float:
+        """Return the seconds since some moment."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+
+
+class KAsync:
+    """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, and nobody waits for the others.
+
+    The model goes to every node once. The first K uploads make a new one, which goes to those K nodes while the
+    others work on; an upload's staleness counts from the version its node was sent. Nodes may come, go, fail and
+    send nonsense: what is not a well-formed, finite model of a plausible length never reaches the strategy, and
+    every such event is in :attr:`history`.
+
+    Parameters
+    ----------
+    strategy
+        A :class:`fedhist.Strategy` or a name such as "fedhist".
+    k
+        Uploads that close a round.
+    num_clients
+        How many different clients may take part; by default as many as are connected at the start. FedHist
+        derives from it how many rounds it remembers.
+    min_available_nodes
+        Nodes to wait for before the start; `k` by default.
+    server_lr
+        `η` in Eq. 4.
+    message_ttl
+        Seconds a message and its reply are valid; longer than the slowest client works. By default Flower's 12 h.
+    poll_interval, refresh_interval
+        Seconds between looks for replies, and for nodes that came or went.
+    max_round_wait
+        Seconds after which a round closes with fewer than K uploads, if there is one at all. None always waits.
+    max_norm_ratio
+        Uploads so many times as long as usual are refused.
+    trainable
+        Names of the entries the strategy works on, or a function of a name. By default all floating-point
+        entries but running statistics. The others are averaged by examples.
+    packed
+        Send models as a single array, far faster for models of many tensors; clients then need
+        :func:`fedhist.flower.load` or :func:`~fedhist.flower.received`.
+    evaluate_every, fraction_evaluate
+        Rounds between evaluations on clients (0: none) and the share of the nodes that take part. Rounds go on.
+    checkpoint, checkpoint_every
+        Folder in which the server's state is kept, every so many rounds. A new run with the same folder goes on
+        from it.
+    on_round
+        Called after every round with its number and the history so far in a list, as in a simulation.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy | str | Method,
+        k: int,
+        *,
+        num_clients: int | None = None,
+        min_available_nodes: int | None = None,
+        server_lr: float = 1.0,
+        message_ttl: float | None = None,
+        poll_interval: float = 0.5,
+        refresh_interval: float = 2.0,
+        max_round_wait: float | None = None,
+        max_norm_ratio: float = 1000.0,
+        trainable: Iterable[str] | Callable[[str], bool] | None = None,
+        packed: bool = False,
+        evaluate_every: int = 10,
+        fraction_evaluate: float = 1.0,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 1,
+        on_round: Callable[[int, Sequence[History]], None] | None = None,
+        arrayrecord_key: str = ARRAYS,
+        configrecord_key: str = CONFIG,
+        weighted_by_key: str = EXAMPLES,
+        clock: Clock | ModuleType = time,
+    ) -> None:
+        self.method = as_method(strategy)
+        self.k = whole("k", k, 1)
+        self.num_clients = None if num_clients is None else whole("num_clients", num_clients, 1)
+        require(
+            self.num_clients is None or self.num_clients >= k,
+            f"k={k} uploads a round need at least as many clients, got num_clients={num_clients}.",
+        )
+        nodes = k if min_available_nodes is None else min_available_nodes
+        self.min_available_nodes = whole("min_available_nodes", nodes, 1)
+        self.server_lr = positive("server_lr", server_lr)
+        self.message_ttl = None if message_ttl is None else positive("message_ttl", message_ttl)
+        self.poll_interval = positive("poll_interval", poll_interval)
+        self.refresh_interval = positive("refresh_interval", refresh_interval)
+        self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
+        self.max_norm_ratio = positive("max_norm_ratio", max_norm_ratio)
+        self.trainable, self.packed = trainable, packed
+        self.evaluate_every = whole("evaluate_every", evaluate_every, 0)
+        self.fraction_evaluate = number("fraction_evaluate", fraction_evaluate, 0, 1)
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint_every = whole("checkpoint_every", checkpoint_every, 1)
+        require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
+        self.on_round = on_round
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self.weighted_by_key = weighted_by_key
+        self.clock = clock
+        self._session: _Session | None = None
+
+    @property
+    def history(self) -> History:
+        """What happened so far, in the form a simulation has."""
+        if self._session is None:
+            raise FedHistError("there is no history before start().")
+        return self._session.history()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds. Arguments and result are those of Flower's strategies.
+
+        `timeout` is for how many seconds a single node may be silent before it is given up and sent work anew.
+        `evaluate_fn` works in a thread of its own, before the first round and after each, while rounds go on.
+        """
+        whole("num_rounds", num_rounds, 1)
+        positive("timeout", timeout)
+        self._session = _Session(self, grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
+        return self._session.run(num_rounds)
+
+
+class _Session:
+    """One call of :meth:`KAsync.start`."""
+
+    def __init__(
+        self,
+        options: KAsync,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self.options, self.grid, self.evaluate_fn = options, grid, evaluate_fn
+        self.train_config = ConfigRecord() if train_config is None else train_config
+        self.evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        try:
+            state = {name: decode(array) for name, array in initial_arrays.items()}
+            self.wire = Wire(state, options.trainable)
+            self.model, self.rest = self.wire.split(state)
+        except Refused as error:
+            raise FedHistError(f"initial_arrays cannot be used: {error}.") from None
+        self.timeout = timeout
+        self.strategy = deepcopy(options.method.strategy)
+        self.result = Result(arrays=initial_arrays)
+        self.books: Exchange
+        self.versions: dict[int, Tensor] = {}
+        self.rows: dict[str, list[list[float]]] = {"clients": [], "staleness": [], "arrived": [], "weights": []}
+        self.records: list[Record] = []
+        self._origin = options.clock.time()
+        self._refreshed = -math.inf
+        self._evaluating: dict[str, tuple[int, float]] = {}
+        self._evaluated: dict[int, list[tuple[float, Mapping[str, Any]]]] = {}
+        self._central: list[tuple[int, Future[MetricRecord | None]]] = []
+
+    @property
+    def now(self) -> float:
+        """Seconds since the first start."""
+        return float(self.options.clock.time()) - self._origin
+
+    def run(self, num_rounds: int) -> Result:
+        name = self.options.method.name
+        log(INFO, "%s, K-async: %d rounds of %d uploads", name, num_rounds, self.options.k)
+        with ThreadPoolExecutor(1, "evaluate_fn") as self._thread:
+            if not self._resumed():
+                self._begin()
+            while self.books.version <= num_rounds:
+                self._refresh()
+                self._send()
+                self._receive()
+                self.books.give_up(self.now)
+                self._take_in_evaluations()
+                taken = self.books.full(self.now)
+                if taken is None:
+                    self.options.clock.sleep(self.options.poll_interval)
+                else:
+                    self._close_round(taken, last=self.books.version == num_rounds)
+            self._finish()
+        log(INFO, "%s: %d rounds in %.1f s, %d events", name, num_rounds, self.now, len(self.books.events))
+        return self.result
+
+    # ---------------------------------------------------------------- start
+
+    def _begin(self) -> None:
+        wanted, told = max(self.options.min_available_nodes, 1), False
+        while len(nodes := self._node_ids()) < wanted:
+            if not told:
+                log(INFO, "waiting for %d nodes, %d are connected", wanted, len(nodes))
+                told = True
+            self.options.clock.sleep(self.options.refresh_interval)
+        self._set_up(self.options.num_clients or max(len(nodes), self.options.k))
+        self.versions[1] = self.model
+        self._evaluate_centrally(0)
+
+    def _set_up(self, num_clients: int) -> None:
+        options = self.options
+        self.strategy.setup(num_clients, options.k, self.wire.num_params)
+        if self.wire.dtype == torch.float64:
+            widen(self.strategy)
+        self.books = Exchange(options.k, num_clients, self.timeout, options.max_round_wait, options.max_norm_ratio)
+        self.books.opened = self.now
+
+    def _resumed(self) -> bool:
+        folder = self.options.checkpoint
+        stored = None if folder is None else checkpoint.read(folder)
+        if stored is None:
+            return False
+        tensors, state = stored
+        own = self._described(state.get("num_clients", 0))
+        for name, value in own.items():
+            if state.get(name) != value:
+                raise FedHistError(
+                    f"{folder} holds a run with {name}={state.get(name)!r}, this one has {value!r}; use another folder."
+                )
+        self._set_up(state["num_clients"])
+        self.model = tensors["model"]
+        self.rest = {name: tensors[f"rest.{name}"] for name in self.rest}
+        memory = {name.removeprefix("strategy."): t for name, t in tensors.items() if name.startswith("strategy.")}
+        self.strategy.load_state_dict(memory)
+        self.rows = {name: tensors[f"rows.{name}"].tolist() for name in self.rows}
+        self.records = [Record(**record) for record in state["records"]]
+        self.books.version, self.books.events = state["version"], state["events"]
+        self.books.clients.numbers = state["clients"]
+        self.books.norms.recent.extend(state["norms"])
+        for metrics in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
+        self._origin -= state["elapsed"]
+        self.books.opened = self.now
+        self.versions[self.books.version] = self.model
+        self.result.arrays = self.wire.record(self.model, self.rest)
+        self.books.note(self.now, "resumed")
+        log(INFO, "going on from round %d in %s", self.books.version, folder)
+        return True
+
+    def _described(self, num_clients: int) -> dict[str, Any]:
+        """Return what must be the same when a run goes on."""
+        return {
+            "method": self.options.method.name,
+            "k": self.options.k,
+            "num_clients": self.options.num_clients or num_clients,
+            "entries": [[name, kind, list(shape)] for name, (kind, shape) in self.wire.shapes.items()],
+            "trained": self.wire.trained,
+        }
+
+    def _save(self) -> None:
+        if self.options.checkpoint is None:
+            return
+        tensors = {"model": self.model}
+        tensors |= {f"rest.{name}": values for name, values in self.rest.items()}
+        tensors |= {f"strategy.{name}": values for name, values in self.strategy.state_dict().items()}
+        tensors |= {f"rows.{name}": torch.tensor(rows, dtype=torch.float64) for name, rows in self.rows.items()}
+        state = self._described(self.books.clients.capacity) | {
+            "version": self.books.version,
+            "elapsed": self.now,
+            "clients": self.books.clients.numbers,
+            "norms": list(self.books.norms.recent),
+            "events": self.books.events,
+            "records": [vars(record) for record in self.records],
+        }
+        for metrics in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
+        checkpoint.write(self.options.checkpoint, tensors, state)
+
+    # ------------------------------------------------------------- messages
+
+    def _refresh(self) -> None:
+        if self.now - self._refreshed < self.options.refresh_interval:
+            return
+        before = len(self.books.events)
+        self.books.membership(self._node_ids(), self.now)
+        self._refreshed = self.now
+        for event in self.books.events[before:]:
+            if event["event"] == "too few nodes":
+                log(WARNING, "%d nodes are connected, %d are needed; waiting", event["connected"], self.options.k)
+
+    def _send(self) -> None:
+        nodes = self.books.due(self.now)
+        if not nodes:
+            return
+        round_ = self.books.version
+        for node, message in zip(nodes, self._push(nodes, MessageType.TRAIN, round_, self.train_config), strict=True):
+            if message:
+                self.books.sent(node, message, self.now)
+            else:
+                self.books.refused(node, self.now)
+
+    def _push(self, nodes: Sequence[int], kind: str, round_: int, config: ConfigRecord) -> list[str | None]:
+        """Send the current model to nodes and return the messages' ids, None for those that did not go."""
+        told = ConfigRecord({**config, "server-round": round_})
+        content = RecordDict({self.options.configrecord_key: told})
+        key = self.options.arrayrecord_key
+        if self.options.packed:
+            content[key], content[LAYOUT] = pack(self.wire.join(self.model, self.rest))
+        else:
+            content[key] = self.wire.record(self.model, self.rest)
+        ttl = self.options.message_ttl
+        messages = [Message(content, node, kind, ttl=ttl, group_id=str(round_)) for node in nodes]
+        ids = list(self._patiently(lambda: self.grid.push_messages(messages)))
+        # The in-memory grid leaves out what it did not take, and then nobody knows which is which.
+        return [each or None for each in ids] if len(ids) == len(nodes) else [None] * len(nodes)
+
+    def _receive(self) -> None:
+        pending = [*self.books.pending, *self._evaluating]
+        if not pending:
+            return
+        replies = list(self._patiently(lambda: self.grid.pull_messages(pending)))
+        for message in sorted(replies, key=lambda reply: reply.metadata.created_at):
+            self._take_in(message)
+        held = self.books.held
+        self.versions = {version: model for version, model in self.versions.items() if version in held}
+
+    def _take_in(self, message: Message) -> None:
+        to = message.metadata.reply_to_message_id
+        if to in self._evaluating:
+            round_, _ = self._evaluating.pop(to)
+            if message.has_error():
+                self.books.note(self.now, "evaluation failed", message.metadata.src_node_id, reason=_reason(message))
+            else:
+                self._keep_evaluation(round_, message)
+            return
+        version = self.books.version_of(to)
+        if message.has_error():
+            self.books.failed(to, _reason(message), self.now)
+            return
+        if version is None:
+            self.books.replied(to, "nobody waits for it", self.now)
+            return
+        try:
+            upload: Upload | str = self._upload(message, self.versions[version])
+        except Refused as error:
+            upload = str(error)
+        self.books.replied(to, upload, self.now)
+
+    def _upload(self, message: Message, base: Tensor) -> Upload:
+        content = message.content
+        local, rest = self.wire.split(unpack(content, self.options.arrayrecord_key))
+        delta = base - local
+        norm = float(torch.linalg.vector_norm(delta.double()))
+        if not math.isfinite(norm):
+            raise Refused("the model is too far away to measure")
+        metrics = _metrics(content)
+        return Upload(delta, rest, self._examples(metrics), norm, upload_identity(content), metrics)
+
+    def _examples(self, metrics: Mapping[str, Any]) -> float:
+        examples = metrics.get(self.options.weighted_by_key)
+        if not isinstance(examples, (int, float)) or not math.isfinite(examples) or examples <= 0:
+            raise Refused(f"{self.options.weighted_by_key!r} must be a positive number, got {examples!r}")
+        return float(examples)
+
+    # --------------------------------------------------------------- rounds
+
+    def _close_round(self, taken: Sequence[Arrival], last: bool) -> None:
+        round_, now = self.books.version, self.now
+        examples = torch.tensor([arrival.upload.num_examples for arrival in taken], dtype=torch.float64)
+        staleness = [round_ - arrival.version + 1 for arrival in taken]
+        arrivals = Arrivals(
+            deltas=torch.stack([arrival.upload.delta for arrival in taken]),
+            staleness=torch.tensor(staleness),
+            clients=torch.tensor([arrival.client for arrival in taken]),
+            num_examples=examples,
+        )
+        with torch.no_grad():
+            update = self.strategy(arrivals)
+            self.model = self.model - self.options.server_lr * update
+        if not torch.isfinite(self.model).all():
+            raise DivergedError(f"{self.options.method.name} diverged in round {round_}: the model is not finite.")
+        shares = examples / examples.sum()
+        self.rest = {
+            name: values
+            + sum(p * (arrival.upload.rest[name] - values) for p, arrival in zip(shares, taken, strict=True))
+            for name, values in self.rest.items()
+        }
+        self._write_down(taken, staleness)
+        weights = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
+        self.result.train_metrics_clientapp[round_] = self._averaged(weights)
+        self.books.close(taken, now)
+        self.versions[self.books.version] = self.model
+        if last or round_ % self.options.checkpoint_every == 0:
+            self._save()
+        self._evaluate_centrally(round_)
+        if self.options.evaluate_every and round_ % self.options.evaluate_every == 0:
+            self._evaluate_on_clients(round_)
+        if self.options.on_round is not None:
+            self.options.on_round(round_, [self.history()])
+
+    def _write_down(self, taken: Sequence[Arrival], staleness: Sequence[int]) -> None:
+        """Keep a row of the history; a round with fewer than K uploads is filled up with client -1."""
+        empty = self.options.k - len(taken)
+        weights = self.strategy.last_weights
+        self.rows["clients"].append([*(arrival.client for arrival in taken), *[-1] * empty])
+        self.rows["staleness"].append([*staleness, *[0] * empty])
+        self.rows["arrived"].append([*(arrival.time for arrival in taken), *[taken[-1].time] * empty])
+        known = [math.nan] * len(taken) if weights is None else weights.tolist()
+        self.rows["weights"].append([*known, *[0.0] * empty])
+
+    def history(self) -> History:
+        """Return the rounds so far."""
+        k = self.options.k
+        rows = {name: np.array(rows, dtype=np.float64).reshape(-1, k) for name, rows in self.rows.items()}
+        return History(
+            method=self.options.method.name,
+            seed=0,
+            task=f"Flower, {self.books.clients.capacity} clients",
+            clients=rows["clients"].astype(np.int64),
+            staleness=rows["staleness"].astype(np.int64),
+            arrived=rows["arrived"],
+            weights=rows["weights"].astype(np.float32),
+            records=list(self.records),
+            wall_seconds=self.now,
+            model={name: torch.from_numpy(values) for name, values in self.wire.join(self.model, self.rest).items()},
+            events=list(self.books.events),
+        )
+
+    # ----------------------------------------------------------- evaluation
+
+    def _evaluate_centrally(self, round_: int) -> None:
+        if self.evaluate_fn is None:
+            return
+        model, rest, evaluate = self.model, self.rest, self.evaluate_fn
+        self._central.append((round_, self._thread.submit(lambda: evaluate(round_, self.wire.record(model, rest)))))
+        if len(self._central) > BACKLOG:
+            self._central[0][1].exception()  # waits
+
+    def _evaluate_on_clients(self, round_: int) -> None:
+        nodes = sorted(self._node_ids())
+        count = math.ceil(self.options.fraction_evaluate * len(nodes))
+        if count == 0:
+            return
+        chosen = np.random.default_rng(round_).choice(nodes, count, replace=False).tolist()
+        self._evaluated[round_] = []
+        for message in self._push(chosen, MessageType.EVALUATE, round_, self.evaluate_config):
+            if message:
+                self._evaluating[message] = (round_, self.now)
+
+    def _keep_evaluation(self, round_: int, message: Message) -> None:
+        metrics = _metrics(message.content)
+        try:
+            self._evaluated[round_].append((self._examples(metrics), metrics))
+        except Refused as error:
+            self.books.note(self.now, "evaluation failed", message.metadata.src_node_id, reason=str(error))
+
+    def _take_in_evaluations(self) -> None:
+        while self._central and self._central[0][1].done():
+            round_, future = self._central.pop(0)
+            metrics = future.result()
+            if metrics is not None:
+                self.result.evaluate_metrics_serverapp[round_] = metrics
+                self._record(round_, metrics)
+        for message, (_, since) in list(self._evaluating.items()):
+            if self.now - since > self.timeout:
+                del self._evaluating[message]
+        for round_ in list(self._evaluated):
+            if all(other != round_ for other, _ in self._evaluating.values()):
+                replies = self._evaluated.pop(round_)
+                if replies:
+                    self.result.evaluate_metrics_clientapp[round_] = self._averaged(replies)
+
+    def _record(self, round_: int, metrics: MetricRecord) -> None:
+        accuracy, loss = metrics.get("accuracy"), metrics.get("loss")
+        if not isinstance(accuracy, (int, float)) or round_ == 0:
+            return
+        since = self.records[-1].round if self.records else 0
+        stale = [value for row in self.rows["staleness"][since:round_] for value in row if value > 0]
+        self.records.append(
+            Record(
+                round=round_,
+                time=self.rows["arrived"][round_ - 1][-1],
+                accuracy=float(accuracy),
+                loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else 0.0,
+                per_class=[],
+                mean_staleness=sum(stale) / max(len(stale), 1),
+                max_staleness=int(max(stale, default=0)),
+            )
+        )
+
+    def _averaged(self, replies: Sequence[tuple[float, Mapping[str, Any]]]) -> MetricRecord:
+        """Return the mean of what all have reported as numbers, weighed by examples."""
+        total = sum(examples for examples, _ in replies)
+        names = set.intersection(*(set(metrics) for _, metrics in replies)) - {self.options.weighted_by_key}
+        return MetricRecord(
+            {
+                name: sum(examples * metrics[name] for examples, metrics in replies) / total
+                for name in sorted(names)
+                if all(isinstance(metrics[name], (int, float)) for _, metrics in replies)
+            }
+        )
+
+    # ------------------------------------------------------------------ end
+
+    def _finish(self) -> None:
+        for _, future in self._central:
+            future.exception()  # waits
+        until = self.now + min(LAST_WAIT, self.timeout)
+        while self._evaluating and self.now < until:
+            self.options.clock.sleep(self.options.poll_interval)
+            self._receive_evaluations()
+        self._evaluating.clear()
+        self._take_in_evaluations()
+        self.result.arrays = self.wire.record(self.model, self.rest)
+        self._save()
+
+    def _receive_evaluations(self) -> None:
+        for message in list(self._patiently(lambda: self.grid.pull_messages(list(self._evaluating)))):
+            self._take_in(message)
+
+    def _node_ids(self) -> list[int]:
+        return list(self._patiently(self.grid.get_node_ids))
+
+    def _patiently(self, ask: Callable[[], Iterable[Any]]) -> Iterable[Any]:
+        """Ask the SuperLink, again and again while it cannot be reached: it may be restarting."""
+        started, told = self.options.clock.time(), False
+        while True:
+            try:
+                return ask()
+            except httpx.TransportError as error:
+                if self.options.clock.time() - started > LINK_PATIENCE:
+                    raise FedHistError(f"the SuperLink cannot be reached: {error}.") from error
+                if not told:
+                    log(WARNING, "the SuperLink cannot be reached (%s); trying again", error)
+                    told = True
+                self.options.clock.sleep(self.options.refresh_interval)
+
+
+def _reason(message: Message) -> str:
+    return f"error {message.error.code}: {str(message.error.reason)[:200]}"
+
+
+def _metrics(content: RecordDict) -> dict[str, Any]:
+    return {name: value for record in content.metric_records.values() for name, value in record.items()}
