@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import fedhist as fh
 from fedhist.data import datasets
@@ -132,6 +133,11 @@ def test_data_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tasks_of_several_seeds_share_the_data() -> None:
     assert fh.load_task("digits", seed=0, beta=None).x is fh.load_task("digits", seed=1, beta=None).x
+
+
+def test_the_table_of_digits_is_scikit_learns() -> None:
+    digits = load_digits()
+    assert (datasets._digits_table() == np.column_stack([digits.data, digits.target])).all()
 
 
 def test_digits() -> None:

@@ -32,11 +32,14 @@ from fedhist.methods import Method, as_method
 from fedhist.strategies import Strategy
 from fedhist.strategies.base import widen
 
+Rest = dict[str, Tensor]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 LAST_WAIT = 60.0
 """Seconds to wait, at the end, for clients that still evaluate."""
 BACKLOG = 4
 """Central evaluations that may wait before rounds wait for them."""
+QUIET = ("joined", "returned", "enough nodes", "resumed")
+"""Events that nobody needs to worry about."""
 LINK_PATIENCE = 600.0
 """Seconds for which a SuperLink that cannot be reached is tried again."""
 
@@ -201,11 +204,13 @@ class _Session:
         self.strategy = deepcopy(options.method.strategy)
         self.result = Result(arrays=initial_arrays)
         self.books: Exchange
-        self.versions: dict[int, Tensor] = {}
+        self.versions: dict[int, tuple[Tensor, Rest]] = {}
+        """What was sent and may still come back changed."""
         self.rows: dict[str, list[list[float]]] = {"clients": [], "staleness": [], "arrived": [], "weights": []}
         self.records: list[Record] = []
         self._origin = options.clock.time()
         self._refreshed = -math.inf
+        self._told = 0
         self._evaluating: dict[str, tuple[int, float]] = {}
         self._evaluated: dict[int, list[tuple[float, Mapping[str, Any]]]] = {}
         self._central: list[tuple[int, Future[MetricRecord | None]]] = []
@@ -228,11 +233,13 @@ class _Session:
                 self.books.give_up(self.now)
                 self._take_in_evaluations()
                 taken = self.books.full(self.now)
+                self._tell()
                 if taken is None:
                     self.options.clock.sleep(self.options.poll_interval)
                 else:
                     self._close_round(taken, last=self.books.version == num_rounds)
             self._finish()
+        self._tell()
         log(INFO, "%s: %d rounds in %.1f s, %d events", name, num_rounds, self.now, len(self.books.events))
         return self.result
 
@@ -246,7 +253,7 @@ class _Session:
                 told = True
             self.options.clock.sleep(self.options.refresh_interval)
         self._set_up(self.options.num_clients or max(len(nodes), self.options.k))
-        self.versions[1] = self.model
+        self.versions[1] = self.model, self.rest
         self._evaluate_centrally(0)
 
     def _set_up(self, num_clients: int) -> None:
@@ -283,8 +290,9 @@ class _Session:
             setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
         self._origin -= state["elapsed"]
         self.books.opened = self.now
-        self.versions[self.books.version] = self.model
+        self.versions[self.books.version] = self.model, self.rest
         self.result.arrays = self.wire.record(self.model, self.rest)
+        self._told = len(self.books.events)
         self.books.note(self.now, "resumed")
         log(INFO, "going on from round %d in %s", self.books.version, folder)
         return True
@@ -318,17 +326,20 @@ class _Session:
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
         checkpoint.write(self.options.checkpoint, tensors, state)
 
+    def _tell(self) -> None:
+        """Log what has happened since the last time."""
+        for event in self.books.events[self._told :]:
+            facts = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("time", "event"))
+            log(INFO if event["event"] in QUIET else WARNING, "%s: %s", event["event"], facts)
+        self._told = len(self.books.events)
+
     # ------------------------------------------------------------- messages
 
     def _refresh(self) -> None:
         if self.now - self._refreshed < self.options.refresh_interval:
             return
-        before = len(self.books.events)
         self.books.membership(self._node_ids(), self.now)
         self._refreshed = self.now
-        for event in self.books.events[before:]:
-            if event["event"] == "too few nodes":
-                log(WARNING, "%d nodes are connected, %d are needed; waiting", event["connected"], self.options.k)
 
     def _send(self) -> None:
         nodes = self.books.due(self.now)
@@ -383,15 +394,16 @@ class _Session:
             self.books.replied(to, "nobody waits for it", self.now)
             return
         try:
-            upload: Upload | str = self._upload(message, self.versions[version])
+            upload: Upload | str = self._upload(message, *self.versions[version])
         except Refused as error:
             upload = str(error)
         self.books.replied(to, upload, self.now)
 
-    def _upload(self, message: Message, base: Tensor) -> Upload:
+    def _upload(self, message: Message, sent: Tensor, sent_rest: Rest) -> Upload:
         content = message.content
         local, rest = self.wire.split(unpack(content, self.options.arrayrecord_key))
-        delta = base - local
+        rest = {name: values - sent_rest[name] if name in self.wire.counts else values for name, values in rest.items()}
+        delta = sent - local
         norm = float(torch.linalg.vector_norm(delta.double()))
         if not math.isfinite(norm):
             raise Refused("the model is too far away to measure")
@@ -421,17 +433,12 @@ class _Session:
             self.model = self.model - self.options.server_lr * update
         if not torch.isfinite(self.model).all():
             raise DivergedError(f"{self.options.method.name} diverged in round {round_}: the model is not finite.")
-        shares = examples / examples.sum()
-        self.rest = {
-            name: values
-            + sum(p * (arrival.upload.rest[name] - values) for p, arrival in zip(shares, taken, strict=True))
-            for name, values in self.rest.items()
-        }
+        self.rest = self._averaged_rest(taken, examples / examples.sum())
         self._write_down(taken, staleness)
         weights = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
         self.result.train_metrics_clientapp[round_] = self._averaged(weights)
         self.books.close(taken, now)
-        self.versions[self.books.version] = self.model
+        self.versions[self.books.version] = self.model, self.rest
         if last or round_ % self.options.checkpoint_every == 0:
             self._save()
         self._evaluate_centrally(round_)
@@ -439,6 +446,14 @@ class _Session:
             self._evaluate_on_clients(round_)
         if self.options.on_round is not None:
             self.options.on_round(round_, [self.history()])
+
+    def _averaged_rest(self, taken: Sequence[Arrival], shares: Tensor) -> Rest:
+        """Return the entries that nobody trains: statistics are averaged, counts go on by the average increase."""
+        rest = {}
+        for name, values in self.rest.items():
+            mean = torch.stack([p * arrival.upload.rest[name] for p, arrival in zip(shares, taken, strict=True)]).sum(0)
+            rest[name] = torch.round(values + mean) if name in self.wire.counts else mean
+        return rest
 
     def _write_down(self, taken: Sequence[Arrival], staleness: Sequence[int]) -> None:
         """Keep a row of the history; a round with fewer than K uploads is filled up with client -1."""
@@ -483,7 +498,8 @@ class _Session:
         count = math.ceil(self.options.fraction_evaluate * len(nodes))
         if count == 0:
             return
-        chosen = np.random.default_rng(round_).choice(nodes, count, replace=False).tolist()
+        # Places, not nodes: their numbers have 64 bits and no sign.
+        chosen = [nodes[place] for place in np.random.default_rng(round_).permutation(len(nodes))[:count]]
         self._evaluated[round_] = []
         for message in self._push(chosen, MessageType.EVALUATE, round_, self.evaluate_config):
             if message:

@@ -86,8 +86,7 @@ def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
 class Wire:
     """How a model's state dict becomes the flat vector that strategies work on, and back.
 
-    Floating-point entries are trained, but for running statistics, unless `trainable` says otherwise. The others
-    are averaged over the round's clients by examples; whole numbers are rounded.
+    Floating-point entries are trained, but for running statistics, unless `trainable` says otherwise.
 
     Parameters
     ----------
@@ -102,6 +101,7 @@ class Wire:
     ) -> None:
         self.shapes: Shapes = {name: (str(values.dtype), values.shape) for name, values in state.items()}
         self.trained = self._chosen(trainable)
+        self.counts = {name for name, (kind, _) in self.shapes.items() if np.dtype(kind).kind in "iu"}
         floats = {np.dtype(self.shapes[name][0]) for name in self.trained}
         wide = any(dtype.itemsize > 4 for dtype in floats)
         self.dtype = torch.float64 if wide else torch.float32
@@ -124,10 +124,10 @@ class Wire:
     def split(self, state: Mapping[str, NDArray[Any]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the trained entries as one vector, and the others; refuse what is not of this model's form."""
         missing, extra = self.shapes.keys() - state.keys(), state.keys() - self.shapes.keys()
-        if missing or extra:
-            told = [f"lacks {sorted(missing)[0]!r}"] * bool(missing)
-            told += [f"has an unknown entry {sorted(extra)[0][:LONGEST_NAME]!r}"] * bool(extra)
-            raise Refused(f"the model {' and '.join(told)}")
+        if missing:
+            raise Refused(f"the model lacks {min(missing)!r}")
+        if extra:
+            raise Refused(f"the model has an unknown entry {min(extra)[:LONGEST_NAME]!r}")
         for name, (kind, shape) in self.shapes.items():
             own = state[name]
             if own.shape != shape:
@@ -150,7 +150,7 @@ class Wire:
         for name, (kind, shape) in self.shapes.items():
             values = (parts[name] if name in parts else rest[name]).numpy()
             whole = np.dtype(kind).kind != "f"
-            state[name] = (np.rint(values) if whole else values).astype(kind).reshape(shape)
+            state[name] = np.asarray(np.rint(values) if whole else values).astype(kind).reshape(shape)
         return state
 
     def record(self, flat: Tensor, rest: Mapping[str, Tensor]) -> ArrayRecord:

@@ -1,0 +1,115 @@
+"""Real processes on loopback: a SuperLink, SuperNodes, and what happens to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import fedhist as fh
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+APP = Path(__file__).parent / "app"
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("flower_local", EXAMPLE / "local.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["flower_local"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["flower_local"]
+
+
+def good(history: fh.History, rounds: int, k: int) -> None:
+    """Assert what holds whatever has happened."""
+    assert history.clients.shape == (rounds, k)
+    assert (history.clients >= 0).all()
+    assert all(len(set(row)) == k for row in history.clients.tolist())
+    assert (history.staleness >= 1).all()
+
+
+def test_good_bad_and_dying_nodes(local: ModuleType, tmp_path: Path) -> None:
+    with local.Deployment(tmp_path / "net", APP) as net:
+        for part, behave in enumerate(["well", "well", "well", "nan", "raises", "huge"]):
+            net.start_node(f"node{part}", partition_id=part, behave=behave)
+        net.run(rounds=6, out=tmp_path / "out", evaluate_every=3, timeout=600)
+        time.sleep(10)
+        net.kill("node2")  # while it works, or waits for work
+        time.sleep(3)
+        net.start_node("node2 again", partition_id=2)
+        local.wait_for(tmp_path / "out" / "summary.json", net, 240)
+    history = fh.History.load(tmp_path / "out")
+    good(history, 6, 2)
+    assert set(np.unique(history.clients)) <= {0, 1, 2}  # partitions keep their numbers; the bad ones are out
+    told = {event.get("reason", "")[:40] for event in history.events}
+    assert any("NaN" in reason for reason in told)
+    assert any("error 2" in reason for reason in told)
+    assert any("absurd" in reason for reason in told)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    np.testing.assert_allclose(result["final"]["w"], [1.0, -2.0, 0.5], atol=0.2)
+    assert result["final"]["steps"] == 6
+    assert history.accuracy[-1] > history.accuracy[0]
+    assert result["clients"]  # evaluated on clients, too
+
+
+def test_a_killed_server_app_and_a_restarted_superlink(local: ModuleType, tmp_path: Path) -> None:
+    settings = {"rounds": 8, "out": tmp_path / "out", "checkpoint": tmp_path / "state"}
+    state = tmp_path / "state" / "kasync.safetensors"
+    with local.Deployment(tmp_path / "net", APP, database=True) as net:
+        for part in range(3):
+            net.start_node(f"node{part}", partition_id=part)
+        net.run(**settings)
+        local.wait_for(state, net, 90)
+        pid = net.server_app()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        first = state.stat().st_mtime_ns
+
+        net.run(**settings)  # Flower cannot resume a run; a new one goes on from the checkpoint
+        deadline = time.monotonic() + 90
+        while state.stat().st_mtime_ns == first and time.monotonic() < deadline:
+            time.sleep(0.2)
+        net.kill("superlink")
+        net.start_superlink()
+        net.run(**settings)
+        local.wait_for(tmp_path / "out" / "summary.json", net, 240)
+    history = fh.History.load(tmp_path / "out")
+    good(history, 8, 2)
+    assert [event["event"] for event in history.events].count("resumed") == 2
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["final"]["steps"] == 8  # nothing was counted twice, nothing lost
+
+
+def test_only_known_nodes_get_in(local: ModuleType, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    subprocess.run([str(EXAMPLE / "secrets.sh"), str(secrets), "3"], check=True, capture_output=True)
+    assert (secrets / "server.key").stat().st_mode & 0o077 == 0
+    with local.Deployment(tmp_path / "net", APP, secrets=secrets) as net:
+        for part in range(2):
+            net.flwr("supernode", "register", str(secrets / f"node{part}.pub"), local.NAME, "--name", f"site{part}")
+            net.start_node(f"node{part}", key=secrets / f"node{part}", partition_id=part)
+        net.start_node("stranger", key=secrets / "node2", partition_id=2)  # a key, but not a known one
+        net.start_node("nameless", partition_id=2)
+        net.start_node("plaintext", insecure=True, partition_id=2)
+        net.run(rounds=2, out=tmp_path / "out")
+        local.wait_for(tmp_path / "out" / "summary.json", net, 120)
+        for name in ("stranger", "nameless", "plaintext"):
+            said = net.log(name).lower()
+            assert "supernode id" not in said, said
+    history = fh.History.load(tmp_path / "out")
+    good(history, 2, 2)
+    assert set(np.unique(history.clients)) == {0, 1}
+    assert [event["event"] for event in history.events].count("joined") == 2
