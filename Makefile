@@ -1,15 +1,23 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
+# make flower-demo: the same on a real network of processes, one slow and one dying.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo flower-demo test lint format clean
 
 demo: $(READY)
 	$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
 
+flower-demo: $(READY)
+	$(BIN)/python examples/flower/demo.py
+
+# The tests with real processes mostly wait, so they run beside the others.
+NETWORK := tests/flower/test_network.py
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
+	$(BIN)/python -m pytest -q --ignore=$(NETWORK); others=$$?; \
+	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
 lint: $(READY)
 	$(BIN)/ruff check .
