@@ -152,7 +152,10 @@ class Deployment:
 
 def _toml(config: Mapping[str, object]) -> str:
     """Return settings as Flower's command line wants them."""
-    quoted = {name: f'"{value}"' if isinstance(value, (str, Path)) else value for name, value in config.items()}
+    quoted = {
+        name: f'"{value}"' if isinstance(value, (str, Path)) else str(value).lower()  # false, not False
+        for name, value in config.items()
+    }
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in quoted.items())
 
 

@@ -132,6 +132,8 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
     np.testing.assert_allclose(deployed.arrived, simulated.arrived, atol=0.05)
     for entry, values in result.arrays.to_torch_state_dict().items():
         torch.testing.assert_close(values, simulated.model[entry], rtol=1e-4, atol=1e-6)  # type: ignore[index]
+    again = fh.simulate(name, task, k=3, rounds=rounds, local=local, seed=seed, schedule=deployed, trainer="reference")
+    assert all(torch.equal(values, simulated.model[entry]) for entry, values in again.model.items())  # type: ignore[index, union-attr]
 
 
 def bad(change: Callable[[RecordDict], None]) -> Behaviour:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,3 +219,36 @@ def test_a_float64_model_keeps_what_is_kept_in_less(task: fh.Task) -> None:
     assert run.strategy.fresh_sums.dtype == torch.float64
     assert memory.strategy_bytes(trial) == sum(b.numel() * b.element_size() for b in run.strategy.buffers())
     assert fh.simulate_many([trial])[0].round == [3]
+
+
+def test_recorded_arrivals_drive_a_run(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task = make_task(clients=8)
+    settings = {"k": 3, "rounds": 10, "seed": 2, "eval_every": 5}
+    first = fh.simulate("fedavg", task, devices=fh.Pareto(), **settings)
+    stored = fh.History.load(first.save(tmp_path))
+    again = fh.simulate("fedavg", task, schedule=stored, **settings)  # devices no longer matter
+    assert again.accuracy == first.accuracy
+    assert again.arrived.tolist() == first.arrived.tolist()
+    short = fh.simulate("fedhist", task, schedule=stored, **(settings | {"rounds": 4}))
+    assert short.clients.tolist() == first.clients[:4].tolist()
+
+
+def test_refuses_recorded_arrivals_that_do_not_fit(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task(clients=8)
+    history = fh.simulate("fedavg", task, k=3, rounds=10)
+    cases = [
+        ({"k": 3, "rounds": 11}, "has 10 rounds, rounds=11"),
+        ({"k": 2, "rounds": 10}, "has 3 uploads a round, k=2"),
+        ({"k": 3, "rounds": 10, "concurrency": 4}, "concurrency cannot be chosen"),
+    ]
+    for settings, told in cases:
+        with pytest.raises(fh.InvalidInput, match=told):
+            fh.Trial("fedavg", task, schedule=history, **settings)
+    with pytest.raises(fh.InvalidInput, match="the task has 4 clients"):
+        fh.Trial("fedavg", make_task(clients=4), k=3, rounds=10, schedule=history)
+    with pytest.raises(fh.InvalidInput, match="must be a fedhist.History, got list"):
+        fh.Trial("fedavg", task, k=3, rounds=10, schedule=[])  # type: ignore[arg-type]
+    history.clients = history.clients.copy()
+    history.clients[3, 2] = -1
+    with pytest.raises(fh.InvalidInput, match="fewer than k uploads"):
+        fh.Trial("fedavg", task, k=3, rounds=10, schedule=history)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import require, whole
+from fedhist.history import History
 from fedhist.simulation.devices import Devices, work_gammas, work_times
 from fedhist.streams import Stream
 
@@ -52,6 +53,25 @@ class Schedule:
     def versions(self) -> NDArray[np.int64]:
         """The model version each upload was computed from, ``(rounds, K)``; version r opens round r."""
         return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1
+
+
+def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
+    """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation."""
+    clients, staleness = recorded.clients[:rounds], recorded.staleness[:rounds]
+    have, width = clients.shape
+    require(have == rounds, f"the recorded schedule has {have} rounds, rounds={rounds} were asked for.")
+    require(width == k, f"the recorded schedule has {width} uploads a round, k={k} were asked for.")
+    require(bool((clients >= 0).all()), "the recorded schedule has rounds with fewer than k uploads.")
+    require(
+        int(clients.max()) < num_clients,
+        f"the recorded schedule knows client {clients.max()}, the task has {num_clients} clients.",
+    )
+    versions = np.arange(1, rounds + 1)[:, None] - staleness + 1
+    require(
+        bool((staleness >= 1).all() and (versions >= 1).all()),
+        "the recorded schedule has uploads from versions that were never there.",
+    )
+    return Schedule(num_clients, clients, staleness, recorded.arrived[:rounds])
 
 
 def make_schedule(

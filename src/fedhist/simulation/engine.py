@@ -17,7 +17,7 @@ from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.simulation.batched import BatchedRounds
-from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions
+from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.memory import available, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
@@ -67,6 +67,7 @@ def simulate(
     server_lr: float = 1.0,
     concurrency: int | None = None,
     eval_every: int = 100,
+    schedule: History | Schedule | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -87,6 +88,7 @@ def simulate(
         server_lr=server_lr,
         concurrency=concurrency,
         eval_every=eval_every,
+        schedule=schedule,
     )
     return simulate_many([trial], device=device, trainer=trainer, on_round=on_round)[0]
 
@@ -223,9 +225,12 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
     planned = []
     for trial in trials:
         shape = trial.task.num_clients, trial.k, trial.rounds
-        key = *shape, sameness(trial.devices), trial.seed, trial.concurrency
+        key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
         if key not in made:
-            schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
+            if trial.schedule is None:
+                schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
+            else:
+                schedule = recorded_schedule(trial.schedule, *shape)
             made[key] = schedule, plan_versions(schedule)
         planned.append(made[key])
     return planned

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, positive, require, whole
+from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.simulation.clock import Schedule, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.strategies import Strategy
 from fedhist.training import LocalSGD
@@ -50,6 +52,8 @@ class Trial:
         Clients at work at a time; all by default.
     eval_every
         Rounds between evaluations; the last round is always evaluated.
+    schedule
+        Arrivals that were recorded, as the history of a deployment or of another run, instead of `devices`.
     """
 
     strategy: Strategy | str | Method
@@ -63,6 +67,7 @@ class Trial:
     server_lr: float = field(default=1.0, kw_only=True)
     concurrency: int | None = field(default=None, kw_only=True)
     eval_every: int = field(default=100, kw_only=True)
+    schedule: History | Schedule | None = field(default=None, kw_only=True)
 
     method: Method = field(init=False, repr=False)
 
@@ -75,6 +80,13 @@ class Trial:
         whole("seed", self.seed)
         whole("eval_every", self.eval_every, 1)
         positive("server_lr", self.server_lr)
+        if self.schedule is not None:
+            require(
+                isinstance(self.schedule, (History, Schedule)),
+                f"schedule must be a fedhist.History, got {type(self.schedule).__name__}.",
+            )
+            require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
+            recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
 
     def __str__(self) -> str:
