@@ -6,7 +6,6 @@ Run by ``measure.py`` with the Python of pfl's own environment. pfl evaluates on
 which counts as start-up, and never again.
 """
 
-# ruff: noqa: E402 (the process that launches the workers needs no pfl)
 from __future__ import annotations
 
 import os

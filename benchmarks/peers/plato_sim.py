@@ -8,7 +8,6 @@ starts fewer, but then a new process for every client update, so that setting is
 one file with the data. Neither the server nor the clients test.
 """
 
-# ruff: noqa: E402 (Plato reads its configuration when it is imported)
 from __future__ import annotations
 
 import json
