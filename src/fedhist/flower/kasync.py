@@ -437,6 +437,8 @@ class _Session:
         self._write_down(taken, staleness)
         weights = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
         self.result.train_metrics_clientapp[round_] = self._averaged(weights)
+        who = ", ".join(f"{a.client} (τ {stale})" for a, stale in zip(taken, staleness, strict=True))
+        log(INFO, "round %d closed at %.1f s with clients %s", round_, now, who)
         self.books.close(taken, now)
         self.versions[self.books.version] = self.model, self.rest
         if last or round_ % self.options.checkpoint_every == 0:
