@@ -25,7 +25,8 @@ class Record:
     time: float
     """Virtual time."""
     accuracy: float
-    loss: float
+    loss: float | None
+    """None where a deployment does not evaluate it."""
     per_class: list[float | None]
     mean_staleness: float
     """Over the uploads since the evaluation before."""

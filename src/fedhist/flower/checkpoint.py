@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,6 +15,8 @@ from fedhist.errors import FedHistError
 from fedhist.files import whole_file
 
 FILE, FORMAT = "kasync.safetensors", "fedhist K-async server, 1"
+STATE = "json"
+"""What is not a tensor, as one: the header of the file may not grow beyond 100 MB."""
 
 
 def write(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -22,7 +25,8 @@ def write(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> No
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / FILE) as part:
             own = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            save_file(own, part, metadata={"format": FORMAT, "state": json.dumps(state)})
+            own[STATE] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+            save_file(own, part, metadata={"format": FORMAT})
     except (OSError, SafetensorError) as error:
         raise FedHistError(f"checkpoint {folder / FILE} cannot be written: {error}.") from error
 
@@ -38,6 +42,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             if said.get("format") != FORMAT:
                 raise FedHistError(f"{file} is not a checkpoint of a K-async server.")
             names = stored.keys()
-            return {name: stored.get_tensor(name) for name in names}, json.loads(said["state"])
+            tensors = {name: stored.get_tensor(name) for name in names}
+            return tensors, json.loads(tensors.pop(STATE).numpy().tobytes())
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise FedHistError(f"{file} cannot be read: {error}.") from error

@@ -20,6 +20,12 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
 
 
+LONGEST, MOST_EVENTS = 300, 100_000
+"""Characters of a reason, and events of a run, that are kept: clients must not fill the disk."""
+LONGEST_PATIENCE = 16
+"""How many times the timeout a slow node is waited for at most."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """What a client's reply comes to, once it is known to be well formed."""
@@ -55,6 +61,8 @@ class _Node:
     since: float = 0.0
     ready: float = 0.0
     failures: int = 0
+    silences: int = 0
+    """How often it was given up; each time it is waited for twice as long."""
     identity: str | None = None
 
 
@@ -65,28 +73,33 @@ class Clients:
         self.capacity = whole("num_clients", capacity, 1)
         self.numbers: dict[str, int] = {}
 
-    def number(self, node: int, identity: str | None, gone: Iterable[int]) -> int | None:
+    def number(self, node: int, identity: str | None, gone: Iterable[str] = ()) -> int | None:
         """Return a client's number, None when all are taken.
 
         The client of partition i has number i where that is free, as in a simulation of the same split. A node
-        without a name gets a new number when it comes back under a new id. When there are none left, it takes that
-        of a nameless node that is gone: most likely it is that one.
+        without a name gets a new number when it comes back under a new id. When there are none left, a newcomer
+        takes that of a client that is gone: most likely it is that one.
         """
-        name = f"node {node}" if identity is None else identity
+        name = named(node, identity)
         if name not in self.numbers:
             taken = set(self.numbers.values())
-            word, _, place = name.partition(" ")
-            wanted = int(place) if word == "partition" and place.isdecimal() else self.capacity
+            word, _, place = (identity or "").partition(" ")
+            wanted = int(place) if word == "partition" and place.isdecimal() and len(place) < 10 else self.capacity
             if wanted < self.capacity and wanted not in taken:
                 self.numbers[name] = wanted
             elif len(taken) < self.capacity:
                 self.numbers[name] = next(each for each in range(self.capacity) if each not in taken)
             else:
-                free = [f"node {each}" for each in gone if f"node {each}" in self.numbers]
-                if not free:
+                free = next((each for each in gone if each in self.numbers), None)
+                if free is None:
                     return None
-                self.numbers[name] = self.numbers.pop(free[0])
+                self.numbers[name] = self.numbers.pop(free)
         return self.numbers[name]
+
+
+def named(node: int, identity: str | None) -> str:
+    """Return what a client is listed as; no name that a client gives itself looks like a node's."""
+    return f"node {node}" if identity is None else f"client {identity}"
 
 
 class Norms:
@@ -95,11 +108,13 @@ class Norms:
     def __init__(self, factor: float, remember: int = 100) -> None:
         self.factor = positive("max_norm_ratio", factor)
         self.recent: deque[float] = deque(maxlen=remember)
+        self.model = 0.0
+        """How long the model itself is: a scale that no client sets alone."""
 
     def absurd(self, norm: float, others: Iterable[float]) -> float | None:
-        """Return the usual length if `norm` is more than `factor` times as long."""
+        """Return the usual length if `norm` is more than `factor` times as long, and as the model."""
         known = [*self.recent, *others]
-        usual = statistics.median(known) if known else 0.0
+        usual = max(statistics.median(known), self.model) if known else 0.0
         return usual if usual > 0 and norm > self.factor * usual else None
 
 
@@ -143,6 +158,7 @@ class Exchange:
         self._sent: dict[str, int] = {}
         self._settled: deque[str] = deque(maxlen=10_000)
         self._waiting: list[Arrival] = []
+        self._unseen = False
         self._short = False
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
@@ -150,7 +166,9 @@ class Exchange:
         event: dict[str, Any] = {"time": round(time, 3), "round": self.version, "event": kind}
         if node is not None:
             event["node"] = node
-        self.events.append(event | more)
+        short = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in more.items()}
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(event | short)
 
     def membership(self, nodes: Iterable[int], time: float) -> None:
         """Take note of who is connected."""
@@ -225,6 +243,7 @@ class Exchange:
             self._failed(node, time, "rejected", _absurd(upload.norm, usual))
             return
         known.failures = 0
+        self._unseen = True
         self._waiting.append(Arrival(node, client, known.version, time, upload))
 
     def failed(self, message: str, reason: str, time: float) -> None:
@@ -236,13 +255,17 @@ class Exchange:
     def give_up(self, time: float) -> None:
         """Stop waiting for nodes that have been silent for too long."""
         for message, node in list(self._sent.items()):
-            if time - self._nodes[node].since > self.patience:
+            known = self._nodes[node]
+            patience = self.patience * min(2 ** min(known.silences, 30), LONGEST_PATIENCE)
+            if time - known.since > patience:
+                known.silences += 1
                 self._settle(message, time)
-                self._failed(node, time, "timed out", f"no reply within {self.patience:g} s")
+                self._failed(node, time, "timed out", f"no reply within {patience:g} s")
 
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
-        self._drop_absurd(time)
+        if self._unseen:
+            self._drop_absurd(time)
         if len(self._waiting) >= self.k:
             taken, self._waiting = self._waiting[: self.k], self._waiting[self.k :]
             return taken
@@ -261,14 +284,13 @@ class Exchange:
 
     def _drop_absurd(self, time: float) -> None:
         """Look again at the first uploads of a run, which came when there was nothing to compare them with."""
-        if len(self._waiting) < 2:
-            return
-        for arrival in list(self._waiting):
-            others = [each.upload.norm for each in self._waiting if each is not arrival]
-            usual = self.norms.absurd(arrival.upload.norm, others)
+        norms = [arrival.upload.norm for arrival in self._waiting]
+        for i, arrival in enumerate(list(self._waiting) if len(norms) > 1 else []):
+            usual = self.norms.absurd(arrival.upload.norm, norms[:i] + norms[i + 1 :])
             if usual is not None:
                 self._waiting.remove(arrival)
                 self._failed(arrival.node, time, "rejected", _absurd(arrival.upload.norm, usual))
+        self._unseen = False
 
     def _settle(self, message: str, time: float) -> int | None:
         """Return the node that a message was sent to, once; None for a reply that nobody waits for."""
@@ -282,12 +304,19 @@ class Exchange:
 
     def _failed(self, node: int, time: float, kind: str, reason: str) -> None:
         known = self._nodes[node]
-        known.ready = time + min(FIRST_BACKOFF * 2**known.failures, LONGEST_BACKOFF)
+        known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
         known.failures += 1
         self.note(time, kind, node, reason=reason)
 
-    def _gone(self) -> list[int]:
-        return [node for node, known in self._nodes.items() if not known.connected and known.message is None]
+    def _gone(self) -> list[str]:
+        """Return who is listed as a client and neither connected nor at work, nodes without a name first."""
+        here = {
+            named(node, known.identity)
+            for node, known in self._nodes.items()
+            if known.connected or known.message is not None
+        }
+        here |= {named(arrival.node, arrival.upload.identity) for arrival in self._waiting}
+        return sorted(self.clients.numbers.keys() - here, key=lambda name: not name.startswith("node "))
 
 
 def _absurd(norm: float, usual: float) -> str:

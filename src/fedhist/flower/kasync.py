@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from logging import INFO, WARNING
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import httpx
@@ -29,11 +28,16 @@ from fedhist.flower.exchange import Arrival, Exchange, Upload
 from fedhist.flower.wire import LAYOUT, Refused, Wire, decode, pack, unpack
 from fedhist.history import History, Record
 from fedhist.methods import Method, as_method
-from fedhist.strategies import Strategy
+from fedhist.strategies import FedHist, Strategy
 from fedhist.strategies.base import widen
+from fedhist.strategies.fedhist import default_history
 
 Rest = dict[str, Tensor]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+ROOM = 1000
+"""Clients there is room for, where nobody has said how many there are."""
+MOST_EXAMPLES = 1e12
+"""More than anybody has."""
 LAST_WAIT = 60.0
 """Seconds to wait, at the end, for clients that still evaluate."""
 BACKLOG = 4
@@ -54,6 +58,16 @@ class Clock(Protocol):
         """Let time pass."""
 
 
+class _Monotonic:
+    """A clock that nobody sets."""
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        time.sleep(seconds)
+
+
 class KAsync:
     """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, and nobody waits for the others.
 
@@ -69,8 +83,8 @@ class KAsync:
     k
         Uploads that close a round.
     num_clients
-        How many different clients may take part; by default as many as are connected at the start. FedHist
-        derives from it how many rounds it remembers.
+        How many different clients may take part. FedHist derives from it how many rounds it remembers. Without it,
+        those connected at the start are counted for that, and there is room for more.
     min_available_nodes
         Nodes to wait for before the start; `k` by default.
     server_lr
@@ -121,7 +135,7 @@ class KAsync:
         arrayrecord_key: str = ARRAYS,
         configrecord_key: str = CONFIG,
         weighted_by_key: str = EXAMPLES,
-        clock: Clock | ModuleType = time,
+        clock: Clock | None = None,
     ) -> None:
         self.method = as_method(strategy)
         self.k = whole("k", k, 1)
@@ -147,7 +161,7 @@ class KAsync:
         self.on_round = on_round
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self.weighted_by_key = weighted_by_key
-        self.clock = clock
+        self.clock = _Monotonic() if clock is None else clock
         self._session: _Session | None = None
 
     @property
@@ -169,7 +183,8 @@ class KAsync:
     ) -> Result:
         """Run the rounds. Arguments and result are those of Flower's strategies.
 
-        `timeout` is for how many seconds a single node may be silent before it is given up and sent work anew.
+        `timeout` is for how many seconds a single node may be silent before it is given up and sent work anew; it
+        must be longer than the slowest client works. A node that was given up is waited for twice as long.
         `evaluate_fn` works in a thread of its own, before the first round and after each, while rounds go on.
         """
         whole("num_rounds", num_rounds, 1)
@@ -211,7 +226,10 @@ class _Session:
         self._origin = options.clock.time()
         self._refreshed = -math.inf
         self._told = 0
-        self._evaluating: dict[str, tuple[int, float]] = {}
+        self._to_evaluate: int | None = None
+        self._no_evaluation: set[int] = set()
+        """Nodes that cannot evaluate, and are not asked again."""
+        self._evaluating: dict[str, tuple[int, int, float]] = {}
         self._evaluated: dict[int, list[tuple[float, Mapping[str, Any]]]] = {}
         self._central: list[tuple[int, Future[MetricRecord | None]]] = []
 
@@ -229,6 +247,7 @@ class _Session:
             while self.books.version <= num_rounds:
                 self._refresh()
                 self._send()
+                self._evaluate_on_clients()  # after those who get the model to train on
                 self._receive()
                 self.books.give_up(self.now)
                 self._take_in_evaluations()
@@ -253,16 +272,31 @@ class _Session:
                 told = True
             self.options.clock.sleep(self.options.refresh_interval)
         self._set_up(self.options.num_clients or max(len(nodes), self.options.k))
-        self.versions[1] = self.model, self.rest
+        self._publish()
         self._evaluate_centrally(0)
 
-    def _set_up(self, num_clients: int) -> None:
+    def _set_up(self, expected: int) -> None:
+        """Prepare for so many clients and, if nobody has said how many there are, leave room for more."""
         options = self.options
-        self.strategy.setup(num_clients, options.k, self.wire.num_params)
+        room = options.num_clients or max(ROOM, 10 * expected)
+        if isinstance(self.strategy, FedHist) and self.strategy.history is None:
+            self.strategy.history = default_history(expected, options.k)  # room must not lengthen its memory
+        self.strategy.setup(room, options.k, self.wire.num_params)
         if self.wire.dtype == torch.float64:
             widen(self.strategy)
-        self.books = Exchange(options.k, num_clients, self.timeout, options.max_round_wait, options.max_norm_ratio)
+        self.expected = expected
+        self.books = Exchange(options.k, room, self.timeout, options.max_round_wait, options.max_norm_ratio)
         self.books.opened = self.now
+
+    def _publish(self) -> None:
+        """Remember the current version as clients will see it."""
+        try:
+            sent = self.wire.as_sent(self.model, self.rest)
+        except Refused as error:
+            name, round_ = self.options.method.name, self.books.version - 1
+            raise DivergedError(f"{name} diverged in round {round_}: {error}.") from None
+        self.versions[self.books.version] = sent
+        self.books.norms.model = float(torch.linalg.vector_norm(self.model.double()))
 
     def _resumed(self) -> bool:
         folder = self.options.checkpoint
@@ -270,13 +304,13 @@ class _Session:
         if stored is None:
             return False
         tensors, state = stored
-        own = self._described(state.get("num_clients", 0))
+        own = self._described()
         for name, value in own.items():
             if state.get(name) != value:
                 raise FedHistError(
                     f"{folder} holds a run with {name}={state.get(name)!r}, this one has {value!r}; use another folder."
                 )
-        self._set_up(state["num_clients"])
+        self._set_up(state["expected"])
         self.model = tensors["model"]
         self.rest = {name: tensors[f"rest.{name}"] for name in self.rest}
         memory = {name.removeprefix("strategy."): t for name, t in tensors.items() if name.startswith("strategy.")}
@@ -290,19 +324,22 @@ class _Session:
             setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
         self._origin -= state["elapsed"]
         self.books.opened = self.now
-        self.versions[self.books.version] = self.model, self.rest
+        self._publish()
         self.result.arrays = self.wire.record(self.model, self.rest)
         self._told = len(self.books.events)
         self.books.note(self.now, "resumed")
         log(INFO, "going on from round %d in %s", self.books.version, folder)
+        if self.books.version - 1 not in self.result.evaluate_metrics_serverapp:
+            self._evaluate_centrally(self.books.version - 1)
         return True
 
-    def _described(self, num_clients: int) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on."""
         return {
             "method": self.options.method.name,
             "k": self.options.k,
-            "num_clients": self.options.num_clients or num_clients,
+            "num_clients": self.options.num_clients,
+            "server_lr": self.options.server_lr,
             "entries": [[name, kind, list(shape)] for name, (kind, shape) in self.wire.shapes.items()],
             "trained": self.wire.trained,
         }
@@ -314,7 +351,8 @@ class _Session:
         tensors |= {f"rest.{name}": values for name, values in self.rest.items()}
         tensors |= {f"strategy.{name}": values for name, values in self.strategy.state_dict().items()}
         tensors |= {f"rows.{name}": torch.tensor(rows, dtype=torch.float64) for name, rows in self.rows.items()}
-        state = self._described(self.books.clients.capacity) | {
+        state = self._described() | {
+            "expected": self.expected,
             "version": self.books.version,
             "elapsed": self.now,
             "clients": self.books.clients.numbers,
@@ -380,11 +418,12 @@ class _Session:
     def _take_in(self, message: Message) -> None:
         to = message.metadata.reply_to_message_id
         if to in self._evaluating:
-            round_, _ = self._evaluating.pop(to)
+            round_, node, _ = self._evaluating.pop(to)
             if message.has_error():
-                self.books.note(self.now, "evaluation failed", message.metadata.src_node_id, reason=_reason(message))
+                self._no_evaluation.add(node)
+                self.books.note(self.now, "evaluation failed", node, reason=f"{_reason(message)}; not asked again")
             else:
-                self._keep_evaluation(round_, message)
+                self._keep_evaluation(round_, node, message)
             return
         version = self.books.version_of(to)
         if message.has_error():
@@ -397,23 +436,27 @@ class _Session:
             upload: Upload | str = self._upload(message, *self.versions[version])
         except Refused as error:
             upload = str(error)
+        except Exception as error:  # whatever a reply holds, it must not stop the server
+            upload = f"it cannot be read: {type(error).__name__}: {error}"
         self.books.replied(to, upload, self.now)
 
     def _upload(self, message: Message, sent: Tensor, sent_rest: Rest) -> Upload:
         content = message.content
         local, rest = self.wire.split(unpack(content, self.options.arrayrecord_key))
-        rest = {name: values - sent_rest[name] if name in self.wire.counts else values for name, values in rest.items()}
-        delta = sent - local
-        norm = float(torch.linalg.vector_norm(delta.double()))
-        if not math.isfinite(norm):
-            raise Refused("the model is too far away to measure")
+        delta, apart = sent - local, {name: values - sent_rest[name] for name, values in rest.items()}
+        for name in self.wire.counts:
+            if bool((apart[name].abs() > MOST_EXAMPLES).any()):
+                raise Refused(f"entry {name!r} has changed beyond belief")
+        moved = [delta, *(values for name, values in apart.items() if name not in self.wire.counts)]
+        norm = math.sqrt(sum(float(torch.linalg.vector_norm(values.double())) ** 2 for values in moved))
+        rest = {name: apart[name] if name in self.wire.counts else values for name, values in rest.items()}
         metrics = _metrics(content)
         return Upload(delta, rest, self._examples(metrics), norm, upload_identity(content), metrics)
 
     def _examples(self, metrics: Mapping[str, Any]) -> float:
         examples = metrics.get(self.options.weighted_by_key)
-        if not isinstance(examples, (int, float)) or not math.isfinite(examples) or examples <= 0:
-            raise Refused(f"{self.options.weighted_by_key!r} must be a positive number, got {examples!r}")
+        if not isinstance(examples, (int, float)) or not 0 < examples <= MOST_EXAMPLES:
+            raise Refused(f"{self.options.weighted_by_key!r} must be a positive number, got {str(examples)[:50]}")
         return float(examples)
 
     # --------------------------------------------------------------- rounds
@@ -431,8 +474,6 @@ class _Session:
         with torch.no_grad():
             update = self.strategy(arrivals)
             self.model = self.model - self.options.server_lr * update
-        if not torch.isfinite(self.model).all():
-            raise DivergedError(f"{self.options.method.name} diverged in round {round_}: the model is not finite.")
         self.rest = self._averaged_rest(taken, examples / examples.sum())
         self._write_down(taken, staleness)
         weights = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
@@ -440,12 +481,13 @@ class _Session:
         who = ", ".join(f"{a.client} (τ {stale})" for a, stale in zip(taken, staleness, strict=True))
         log(INFO, "round %d closed at %.1f s with clients %s", round_, now, who)
         self.books.close(taken, now)
-        self.versions[self.books.version] = self.model, self.rest
+        self._publish()
+        self._take_in_evaluations()
         if last or round_ % self.options.checkpoint_every == 0:
             self._save()
         self._evaluate_centrally(round_)
         if self.options.evaluate_every and round_ % self.options.evaluate_every == 0:
-            self._evaluate_on_clients(round_)
+            self._to_evaluate = round_
         if self.options.on_round is not None:
             self.options.on_round(round_, [self.history()])
 
@@ -454,7 +496,7 @@ class _Session:
         rest = {}
         for name, values in self.rest.items():
             mean = torch.stack([p * arrival.upload.rest[name] for p, arrival in zip(shares, taken, strict=True)]).sum(0)
-            rest[name] = torch.round(values + mean) if name in self.wire.counts else mean
+            rest[name] = values + torch.round(mean).long() if name in self.wire.counts else mean
         return rest
 
     def _write_down(self, taken: Sequence[Arrival], staleness: Sequence[int]) -> None:
@@ -474,7 +516,7 @@ class _Session:
         return History(
             method=self.options.method.name,
             seed=0,
-            task=f"Flower, {self.books.clients.capacity} clients",
+            task=f"Flower, {len(self.books.clients.numbers)} clients",
             clients=rows["clients"].astype(np.int64),
             staleness=rows["staleness"].astype(np.int64),
             arrived=rows["arrived"],
@@ -495,44 +537,56 @@ class _Session:
         if len(self._central) > BACKLOG:
             self._central[0][1].exception()  # waits
 
-    def _evaluate_on_clients(self, round_: int) -> None:
-        nodes = sorted(self._node_ids())
+    def _evaluate_on_clients(self) -> None:
+        round_, self._to_evaluate = self._to_evaluate, None
+        if round_ is None:
+            return
+        nodes = sorted(set(self._node_ids()) - self._no_evaluation)
         count = math.ceil(self.options.fraction_evaluate * len(nodes))
         if count == 0:
             return
         # Places, not nodes: their numbers have 64 bits and no sign.
         chosen = [nodes[place] for place in np.random.default_rng(round_).permutation(len(nodes))[:count]]
         self._evaluated[round_] = []
-        for message in self._push(chosen, MessageType.EVALUATE, round_, self.evaluate_config):
+        messages = self._push(chosen, MessageType.EVALUATE, round_, self.evaluate_config)
+        for node, message in zip(chosen, messages, strict=True):
             if message:
-                self._evaluating[message] = (round_, self.now)
+                self._evaluating[message] = round_, node, self.now
 
-    def _keep_evaluation(self, round_: int, message: Message) -> None:
-        metrics = _metrics(message.content)
+    def _keep_evaluation(self, round_: int, node: int, message: Message) -> None:
         try:
+            metrics = _metrics(message.content)
             self._evaluated[round_].append((self._examples(metrics), metrics))
-        except Refused as error:
-            self.books.note(self.now, "evaluation failed", message.metadata.src_node_id, reason=str(error))
+        except Exception as error:  # whatever a reply holds, it must not stop the server
+            self.books.note(self.now, "evaluation failed", node, reason=str(error))
 
     def _take_in_evaluations(self) -> None:
         while self._central and self._central[0][1].done():
             round_, future = self._central.pop(0)
-            metrics = future.result()
+            try:
+                metrics = future.result()
+            except BaseException:
+                self._thread.shutdown(wait=False, cancel_futures=True)  # those behind it would only be in the way
+                raise
             if metrics is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
                 self._record(round_, metrics)
-        for message, (_, since) in list(self._evaluating.items()):
+        for message, (_, node, since) in list(self._evaluating.items()):
             if self.now - since > self.timeout:
-                del self._evaluating[message]
+                self._forget_evaluation(message, node)
         for round_ in list(self._evaluated):
-            if all(other != round_ for other, _ in self._evaluating.values()):
+            if all(other != round_ for other, _, _ in self._evaluating.values()):
                 replies = self._evaluated.pop(round_)
                 if replies:
                     self.result.evaluate_metrics_clientapp[round_] = self._averaged(replies)
 
+    def _forget_evaluation(self, message: str, node: int) -> None:
+        del self._evaluating[message]
+        self.books.note(self.now, "evaluation failed", node, reason="no reply in time")
+
     def _record(self, round_: int, metrics: MetricRecord) -> None:
         accuracy, loss = metrics.get("accuracy"), metrics.get("loss")
-        if not isinstance(accuracy, (int, float)) or round_ == 0:
+        if not isinstance(accuracy, (int, float)) or not math.isfinite(accuracy) or round_ == 0:
             return
         since = self.records[-1].round if self.records else 0
         stale = [value for row in self.rows["staleness"][since:round_] for value in row if value > 0]
@@ -541,7 +595,7 @@ class _Session:
                 round=round_,
                 time=self.rows["arrived"][round_ - 1][-1],
                 accuracy=float(accuracy),
-                loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else 0.0,
+                loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
                 per_class=[],
                 mean_staleness=sum(stale) / max(len(stale), 1),
                 max_staleness=int(max(stale, default=0)),
@@ -563,13 +617,15 @@ class _Session:
     # ------------------------------------------------------------------ end
 
     def _finish(self) -> None:
+        self._evaluate_on_clients()
         for _, future in self._central:
             future.exception()  # waits
         until = self.now + min(LAST_WAIT, self.timeout)
         while self._evaluating and self.now < until:
             self.options.clock.sleep(self.options.poll_interval)
             self._receive_evaluations()
-        self._evaluating.clear()
+        for message, (_, node, _) in list(self._evaluating.items()):
+            self._forget_evaluation(message, node)
         self._take_in_evaluations()
         self.result.arrays = self.wire.record(self.model, self.rest)
         self._save()

@@ -34,20 +34,23 @@ class Refused(Exception):
 def decode(array: Array) -> NDArray[Any]:
     """Return an array's numbers without trusting its header: no pickle, no more memory than was sent."""
     if array.stype != "numpy.ndarray":
-        raise Refused(f"arrays must be sent as numpy.ndarray, got {array.stype!r}")
+        raise Refused(f"arrays must be sent as numpy.ndarray, got {array.stype[:LONGEST_NAME]!r}")
     data = BytesIO(array.data)
     try:
         version = npy.read_magic(data)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(data)
-    except (ValueError, EOFError, SyntaxError) as error:
-        raise Refused(f"an array cannot be read: {error}") from None
+    except Exception as error:  # numpy evaluates the header as Python literals, and fails in many ways
+        raise Refused(f"an array cannot be read: {type(error).__name__}") from None
     body = memoryview(array.data)[data.tell() :]
-    if dtype.hasobject or dtype.kind not in "fiub":
+    if dtype.kind not in "fiub":
         raise Refused(f"arrays must hold numbers, got {dtype}")
-    if math.prod(shape) * dtype.itemsize != len(body):
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(body):
         raise Refused(f"an array says it has shape {shape} and comes with {len(body)} bytes")
-    values: NDArray[Any] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+    try:
+        values: NDArray[Any] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        raise Refused(f"an array of shape {shape} cannot be read: {error}") from None
     return values
 
 
@@ -78,8 +81,10 @@ def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
                 raise Refused(f"entry {name!r} of a packed model does not fit")
             state[str(name)] = np.frombuffer(body, dtype, math.prod(shape), at).reshape(shape)
             at += size
-    except (ValueError, TypeError, KeyError) as error:
-        raise Refused(f"the layout of a packed model cannot be read: {error}") from None
+    except Refused:
+        raise
+    except Exception as error:  # it may say anything
+        raise Refused(f"the layout of a packed model cannot be read: {type(error).__name__}") from None
     return state
 
 
@@ -129,19 +134,29 @@ class Wire:
         if extra:
             raise Refused(f"the model has an unknown entry {min(extra)[:LONGEST_NAME]!r}")
         for name, (kind, shape) in self.shapes.items():
-            own = state[name]
-            if own.shape != shape:
-                raise Refused(f"entry {name!r} must have shape {shape}, got {own.shape}")
-            if (own.dtype.kind == "f") != (np.dtype(kind).kind == "f"):
-                raise Refused(f"entry {name!r} must be {kind}, got {own.dtype}")
+            values = state[name]
+            if values.shape != shape:
+                raise Refused(f"entry {name!r} must have shape {shape}, got {values.shape}")
+            if (values.dtype.kind == "f") != (np.dtype(kind).kind == "f"):
+                raise Refused(f"entry {name!r} must be {kind}, got {values.dtype}")
         target = np.float64 if self.dtype == torch.float64 else np.float32
-        flat = torch.from_numpy(np.concatenate([state[n].reshape(-1).astype(target) for n in self.trained]))
-        if not torch.isfinite(flat).all():
+        with np.errstate(over="ignore"):
+            own = {name: state[name].astype(kind) for name, (kind, _) in self.shapes.items()}
+        flat = torch.from_numpy(np.concatenate([own[name].reshape(-1).astype(target) for name in self.trained]))
+        rest = {
+            name: torch.from_numpy(own[name].astype(np.int64 if name in self.counts else np.float64))
+            for name in self.shapes.keys() - set(self.trained)
+        }
+        if not all(torch.isfinite(entry).all() for entry in (flat, *rest.values())):
             raise Refused("the model holds NaN or infinity")
-        rest = {n: torch.from_numpy(state[n].astype(np.float64)) for n in self.shapes.keys() - set(self.trained)}
-        if not all(torch.isfinite(values).all() for values in rest.values()):
-            raise Refused("the model holds NaN or infinity")
+        for name, entry in rest.items():
+            if name.endswith("running_var") and bool((entry < 0).any()):
+                raise Refused(f"entry {name!r} is a variance and must not be negative")
         return flat, rest
+
+    def as_sent(self, flat: Tensor, rest: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a model as clients see it, rounded to the types in which it travels."""
+        return self.split(self.join(flat, rest))
 
     def join(self, flat: Tensor, rest: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
         """Return a state dict of this model's form."""
@@ -149,8 +164,9 @@ class Wire:
         state = {}
         for name, (kind, shape) in self.shapes.items():
             values = (parts[name] if name in parts else rest[name]).numpy()
-            whole = np.dtype(kind).kind != "f"
-            state[name] = np.asarray(np.rint(values) if whole else values).astype(kind).reshape(shape)
+            flag = np.dtype(kind).kind == "b"
+            with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is found
+                state[name] = np.asarray(np.rint(values) if flag else values).astype(kind).reshape(shape)
         return state
 
     def record(self, flat: Tensor, rest: Mapping[str, Tensor]) -> ArrayRecord:

@@ -40,6 +40,11 @@ def hindsight_utility(similarity: Tensor, staleness: Tensor, support: Tensor, th
     return (similarity - threshold) * p_his * support  # Eq. 12
 
 
+def default_history(num_clients: int, k: int) -> int:
+    """Return how many rounds are remembered where nobody says: half of those between two uploads of a client."""
+    return max(1, round(num_clients / (2 * k)))
+
+
 class FedHist(Strategy):
     """History-aware K-async aggregation.
 
@@ -142,7 +147,7 @@ class FedHist(Strategy):
         slot `(r - 1) mod h`. The counter is a tensor so that a captured round still turns the ring.
         """
         super().setup(num_clients, k, num_params, device)
-        h = self.h = self.history or max(1, round(num_clients / (2 * k)))
+        h = self.h = self.history or default_history(num_clients, k)
 
         def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
             self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype))
