@@ -296,7 +296,7 @@ class _Session:
             name, round_ = self.options.method.name, self.books.version - 1
             raise DivergedError(f"{name} diverged in round {round_}: {error}.") from None
         self.versions[self.books.version] = sent
-        self.books.norms.model = float(torch.linalg.vector_norm(self.model.double()))
+        self.books.norms.model = _length(self.model)
 
     def _resumed(self) -> bool:
         folder = self.options.checkpoint
@@ -448,7 +448,7 @@ class _Session:
             if bool((apart[name].abs() > MOST_EXAMPLES).any()):
                 raise Refused(f"entry {name!r} has changed beyond belief")
         moved = [delta, *(values for name, values in apart.items() if name not in self.wire.counts)]
-        norm = math.sqrt(sum(float(torch.linalg.vector_norm(values.double())) ** 2 for values in moved))
+        norm = math.sqrt(sum(_length(values) ** 2 for values in moved))
         rest = {name: apart[name] if name in self.wire.counts else values for name, values in rest.items()}
         metrics = _metrics(content)
         return Upload(delta, rest, self._examples(metrics), norm, upload_identity(content), metrics)
@@ -650,6 +650,10 @@ class _Session:
                     log(WARNING, "the SuperLink cannot be reached (%s); trying again", error)
                     told = True
                 self.options.clock.sleep(self.options.refresh_interval)
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def _reason(message: Message) -> str:

@@ -110,9 +110,14 @@ class Wire:
         floats = {np.dtype(self.shapes[name][0]) for name in self.trained}
         wide = any(dtype.itemsize > 4 for dtype in floats)
         self.dtype = torch.float64 if wide else torch.float32
+        self._exact = {str(dtype) for dtype in floats} == {"float64" if wide else "float32"} and not self._averaged()
         self._sizes = [math.prod(self.shapes[name][1]) for name in self.trained]
         self.num_params = sum(self._sizes)
         require(self.num_params > 0, "initial_arrays hold nothing that can be trained: no floating-point entries.")
+
+    def _averaged(self) -> bool:
+        """Return whether there are entries that are averaged, and so rounded when they travel."""
+        return any(name not in self.trained and name not in self.counts for name in self.shapes)
 
     def _chosen(self, trainable: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
         floating = [name for name, (kind, _) in self.shapes.items() if np.dtype(kind).kind == "f"]
@@ -141,8 +146,8 @@ class Wire:
                 raise Refused(f"entry {name!r} must be {kind}, got {values.dtype}")
         target = np.float64 if self.dtype == torch.float64 else np.float32
         with np.errstate(over="ignore"):
-            own = {name: state[name].astype(kind) for name, (kind, _) in self.shapes.items()}
-        flat = torch.from_numpy(np.concatenate([own[name].reshape(-1).astype(target) for name in self.trained]))
+            own = {name: state[name].astype(kind, copy=False) for name, (kind, _) in self.shapes.items()}
+        flat = torch.from_numpy(np.concatenate([own[name].reshape(-1) for name in self.trained], dtype=target))
         rest = {
             name: torch.from_numpy(own[name].astype(np.int64 if name in self.counts else np.float64))
             for name in self.shapes.keys() - set(self.trained)
@@ -156,6 +161,8 @@ class Wire:
 
     def as_sent(self, flat: Tensor, rest: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a model as clients see it, rounded to the types in which it travels."""
+        if self._exact and bool(torch.isfinite(flat).all()):
+            return flat, dict(rest)
         return self.split(self.join(flat, rest))
 
     def join(self, flat: Tensor, rest: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
