@@ -45,9 +45,10 @@ def good(history: fh.History, rounds: int, k: int) -> None:
 
 def test_good_bad_and_dying_nodes(local: ModuleType, tmp_path: Path) -> None:
     with local.Deployment(tmp_path / "net", APP) as net:
-        for part, behave in enumerate(["well", "well", "well", "nan", "raises", "huge"]):
+        bad = ["nan", "raises", "huge", "shape", "lacks", "silent"]
+        for part, behave in enumerate(["well", "well", "well", *bad]):
             net.start_node(f"node{part}", partition_id=part, behave=behave)
-        net.run(rounds=6, out=tmp_path / "out", evaluate_every=3, timeout=600)
+        net.run(rounds=6, clients=9, out=tmp_path / "out", evaluate_every=3, timeout=30)
         time.sleep(10)
         net.kill("node2")  # while it works, or waits for work
         time.sleep(3)
@@ -60,6 +61,9 @@ def test_good_bad_and_dying_nodes(local: ModuleType, tmp_path: Path) -> None:
     assert any("NaN" in reason for reason in told)
     assert any("error 2" in reason for reason in told)
     assert any("absurd" in reason for reason in told)
+    assert any("must have shape" in reason for reason in told)
+    assert any("lacks 'steps'" in reason for reason in told)
+    assert "timed out" in [event["event"] for event in history.events]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     np.testing.assert_allclose(result["final"]["w"], [1.0, -2.0, 0.5], atol=0.2)
     assert result["final"]["steps"] == 6
