@@ -26,7 +26,7 @@ class Record:
     """Virtual time."""
     accuracy: float
     loss: float | None
-    """None where a deployment does not evaluate it."""
+    """None where a deployment does not evaluate it, and where it is no number."""
     per_class: list[float | None]
     mean_staleness: float
     """Over the uploads since the evaluation before."""

@@ -167,6 +167,21 @@ def test_divergence_is_told_in_a_sentence(make_task: Callable[..., fh.Task]) -> 
         fh.simulate("fedavg", task, k=2, rounds=50, local=fh.LocalSGD(lr=1e38))
 
 
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+@pytest.mark.parametrize("method", ["fedhist", "refl", "moon"])
+def test_a_run_that_diverges_does_not_stop_those_beside_it(
+    make_task: Callable[..., fh.Task], trainer: str, method: str
+) -> None:
+    task = make_task()
+    alone, wild = (fh.Trial(method, task, k=2, rounds=9, local=fh.LocalSGD(lr=lr), eval_every=3) for lr in (0.1, 1e30))
+    (expected,) = fh.simulate_many([alone], trainer=trainer)
+    kept, lost = fh.simulate_many([alone, wild], trainer=trainer)
+    assert kept.accuracy == expected.accuracy
+    assert kept.events == []
+    assert [event["event"] for event in lost.events] == ["diverged"]
+    assert lost.loss[-1] is None
+
+
 def test_a_client_that_uploads_nan_is_named(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     task.x[task.client(5)[0]] = torch.nan

@@ -130,7 +130,7 @@ SCALES = {
         k=10,
         eval_every=100,
         lr=0.01,
-        rates=(0.01, 0.02, 0.05, 0.1),
+        rates=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
         longest={"fashion-mnist": 4000, "cifar10": 20_000, "cifar100": 30_000},
         short=5000,
     ),

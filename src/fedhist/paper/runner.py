@@ -115,7 +115,7 @@ def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
         "cell": asdict(cell),
         "round": history.round,
         "accuracy": [round(value, 6) for value in history.accuracy],
-        "loss": [round(value, 5) for value in history.loss],
+        "loss": [None if value is None else round(value, 5) for value in history.loss],
         "per_class": per_class.round(6).tolist(),
         "per_tier": [round(float(shares @ per_class), 6) for shares in tier_labels(trial)],
         "virtual_time": history.records[-1].time,

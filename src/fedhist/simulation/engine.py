@@ -175,7 +175,8 @@ def simulate_many(
     Trials may differ in everything. Those with the same number of rounds between the same evaluations take
     their rounds together; on a GPU, those that also share data, model, objective and local work (whatever
     their methods, seeds, splits, N, K or learning rates) train all their clients as one batch. The others
-    follow one after the other, and so do those for which memory does not suffice.
+    follow one after the other, and so do those for which memory does not suffice. A trial that diverges does
+    not stop the others: its history tells it among the events. Where all have diverged, that is an error.
 
     Parameters
     ----------
@@ -384,6 +385,8 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None) -> N
         if round_ % trial.eval_every == 0 or round_ == trial.rounds:
             for run, result in zip(runs, rounds.evaluate(), strict=True):
                 run.record(round_, result)
+        if all(run.lost for run in runs):
+            raise next(run.lost for run in runs if run.lost)
         for history in histories:
             history.wall_seconds = time.perf_counter() - started
         if on_round:

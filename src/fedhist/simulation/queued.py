@@ -80,12 +80,12 @@ class QueuedRounds:
         run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False))
         if run.strategy.last_weights is not None:
             run.history.weights[row] = run.strategy.last_weights.cpu().numpy()
-        if not bool(torch.isfinite(run.model.sum())):
+        if run.lost is None and not bool(torch.isfinite(run.model.sum())):
             broken = (~torch.isfinite(uploads).all(dim=1)).nonzero()[:, 0].tolist()
             what = "the model became NaN or infinite"
             if broken:
                 what = f"client {clients[broken[0]]} uploaded NaN or infinity"
-            raise run.diverged(f"{what} in round {round_}")
+            run.diverged(round_, f"{what} in round {round_}")
 
     def evaluate(self) -> list[Evaluation]:
         """Evaluate all runs' models."""

@@ -32,6 +32,8 @@ class Run:
             widen(self.strategy)
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
         self._evaluated = 0
+        self.lost: DivergedError | None = None
+        """Why the numbers of this run mean nothing any more."""
         self.history = History(
             method=self.method.name,
             seed=self.seed,
@@ -52,21 +54,26 @@ class Run:
         )
         self.model.sub_(update, alpha=self.trial.server_lr)  # Eq. 4
 
-    def diverged(self, what: str) -> DivergedError:
-        """Return the error for a run that has left the numbers."""
-        return DivergedError(f"{self.trial}: {what}; check the data and the learning rate lr={self.local.lr:g}.")
+    def diverged(self, round_: int, what: str) -> None:
+        """Take note that the run has left the numbers; it is not looked at again, and runs beside it go on."""
+        if self.lost is None:
+            hint = f"check the data and the learning rate lr={self.local.lr:g}"
+            self.lost = DivergedError(f"{self.trial}: {what}; {hint}.")
+            time = float(self.schedule.time[round_ - 1])
+            self.history.events.append({"time": time, "round": round_, "event": "diverged", "reason": what})
 
     def record(self, round_: int, result: Evaluation) -> None:
         """Append an evaluation to the history."""
-        if not math.isfinite(result.loss):
-            raise self.diverged(f"the loss after round {round_} is {result.loss}")
+        finite = math.isfinite(result.loss)
+        if not finite:
+            self.diverged(round_, f"the loss after round {round_} is {result.loss}")
         since = self.schedule.staleness[self._evaluated : round_]
         self.history.records.append(
             Record(
                 round=round_,
                 time=float(self.schedule.time[round_ - 1]),
                 accuracy=result.accuracy,
-                loss=result.loss,
+                loss=result.loss if finite else None,
                 per_class=result.per_class,
                 mean_staleness=float(since.mean()),
                 max_staleness=int(since.max()),
