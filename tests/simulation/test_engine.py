@@ -168,12 +168,12 @@ def test_divergence_is_told_in_a_sentence(make_task: Callable[..., fh.Task]) -> 
 
 
 @pytest.mark.parametrize("trainer", ["auto", "batched"])
-@pytest.mark.parametrize("method", ["fedhist", "refl", "moon"])
+@pytest.mark.parametrize("method", ["fedhist", "refl"])
 def test_a_run_that_diverges_does_not_stop_those_beside_it(
     make_task: Callable[..., fh.Task], trainer: str, method: str
 ) -> None:
-    task = make_task()
-    alone, wild = (fh.Trial(method, task, k=2, rounds=9, local=fh.LocalSGD(lr=lr), eval_every=3) for lr in (0.1, 1e30))
+    task = make_task(model=nn.Linear(5, 3))
+    alone, wild = (fh.Trial(method, task, k=2, rounds=9, local=fh.LocalSGD(lr=lr), eval_every=3) for lr in (0.1, 1e38))
     (expected,) = fh.simulate_many([alone], trainer=trainer)
     kept, lost = fh.simulate_many([alone, wild], trainer=trainer)
     assert kept.accuracy == expected.accuracy

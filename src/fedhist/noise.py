@@ -1,0 +1,47 @@
+"""Gaussian noise that is a function of keys.
+
+It needs no generator whose state would have to be kept: a run that is resumed draws the same numbers, and so
+does a captured CUDA graph in which only the keys change. For simulation, and for privacy against readers of the
+results; the mixing function is not a cipher.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""The constants of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), as signed 64-bit integers, which wrap."""
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Shift right and fill with zeros; PyTorch's own shift of negative numbers fills with ones."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return 64 bits that look independent for different inputs."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def keyed(*keys: Tensor | int) -> Tensor:
+    """Return one key made of several, such as a seed, a client and a version; they are broadcast."""
+    mixed = torch.zeros((), dtype=torch.int64)  # a scalar of the CPU goes with tensors of any device
+    for key in keys:
+        mixed = _mixed(mixed + torch.as_tensor(key, dtype=torch.int64) * _GOLDEN + _GOLDEN)
+    return mixed
+
+
+def gaussian(keys: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return standard normal numbers, ``(*keys.shape, size)``: the same keys, the same numbers."""
+    half = (size + 1) // 2
+    counter = torch.arange(2 * half, device=keys.device) * _GOLDEN
+    bits = _mixed(_mixed(keys)[..., None] + counter)
+    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53  # in (0, 1)
+    radius = torch.sqrt(-2 * torch.log(uniform[..., :half]))  # Box and Muller
+    angle = 2 * math.pi * uniform[..., half:]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :size].to(dtype)
