@@ -15,6 +15,7 @@ SOURCE = Path(fedhist.__file__).parent
 ROOMS = {
     "errors": set(),
     "files": set(),
+    "snapshot": {"errors", "files"},
     "streams": {"errors"},
     "noise": set(),
     "parameters": {"errors"},
@@ -29,8 +30,8 @@ ROOMS = {
     "methods": {"errors", "objectives", "strategies"},
     "settings": {"errors", "files"},
     "simulation": {
-        "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "strategies", "streams",
-        "training",
+        "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "snapshot",
+        "strategies", "streams", "training",
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},

@@ -10,10 +10,15 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; it replaces `path` when the block succeeds, else it is removed."""
+    """Give a temporary path to write to; it replaces `path` when the block succeeds, else it is removed.
+
+    The content reaches the disk before the name does, so that not even a power failure leaves half a file.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -151,6 +151,35 @@ class _Group:
             self._known.index_fill_(0, owners, 1)
         return torch.split(uploads, self.ks)
 
+    def _rows(self, place: int, versions: NDArray[np.int64]) -> Tensor:
+        """Return where some versions of a run lie."""
+        start = sum(run.plan.num_slots + 1 for run in self.runs[:place])
+        return torch.from_numpy(self.runs[place].plan.slots[versions] + start).to(self.device)
+
+    def _holders(self, place: int) -> slice:
+        """Return where the models that a run's clients remember lie."""
+        start = sum(run.task.num_clients for run in self.runs[:place])
+        return slice(start, start + self.runs[place].task.num_clients)
+
+    def state(self, place: int, round_: int) -> dict[str, Tensor]:
+        """Return what a run needs after a round, besides its model."""
+        state = {"versions": self.versions[self._rows(place, self.runs[place].schedule.held_after(round_))]}
+        if self.objective.uses_previous:
+            known = self._known[self._holders(place)].nonzero()[:, 0]
+            state["previous.clients"] = known
+            state["previous"] = self._previous[self._holders(place)][known]
+        return state
+
+    def restore(self, place: int, round_: int, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned after a round."""
+        self.versions[self._rows(place, self.runs[place].schedule.held_after(round_))] = state["versions"].to(
+            self.device
+        )
+        if self.objective.uses_previous:
+            known = state["previous.clients"].to(self.device)
+            self._known[self._holders(place)][known] = 1
+            self._previous[self._holders(place)][known] = state["previous"].to(self.device)
+
     def evaluate(self) -> list[Evaluation]:
         # As many images at a time as a round trains on: memory is planned for that.
         piece = max(1, min(TEST_PIECE, len(self._columns) * self._shape[1] // len(self.runs)))
@@ -163,7 +192,7 @@ class BatchedRounds:
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.runs, self.device = runs, device
-        self._rounds, self._drawn = runs[0].schedule.rounds, 0
+        self._rounds, self._first = runs[0].schedule.rounds, 1
         self._graph: torch.cuda.CUDAGraph | None = None
         self._capture_wanted = device.type == "cuda" and all(
             run.strategy.capturable() and vars(type(run.method.objective)).get("branch_free", False) for run in runs
@@ -205,15 +234,17 @@ class BatchedRounds:
     def step(self, round_: int) -> None:
         """Take all runs through one round."""
         with self._on_device(), torch.no_grad():
-            if (round_ - 1) % self._block == 0:
-                self._place.zero_()
+            place = (round_ - 1) % self._block
+            if place == 0 or round_ == self._first:
+                self._place.fill_(place)
+                begin = round_ - 1 - place
                 for group in self._groups:
-                    group.draw(slice(round_ - 1, min(round_ - 1 + self._block, self._rounds)))
+                    group.draw(slice(begin, min(begin + self._block, self._rounds)))
             if self._graph is not None:
                 self._graph.replay()
                 return
             self._round()
-            if self._capture_wanted and round_ == WARM_UP and self._rounds > WARM_UP:
+            if self._capture_wanted and round_ == self._first + WARM_UP - 1 and self._rounds > round_:
                 self._capture()
 
     def _capture(self) -> None:
@@ -272,15 +303,37 @@ class BatchedRounds:
     def evaluate(self) -> list[Evaluation]:
         """Evaluate all runs' models, those of a group at once, and bring the weights given since home."""
         with self._on_device():
-            since = slice(self._recorded, int(self._done))
-            given = torch.split(self._weights[since].cpu(), self._ks, dim=1)
-            for run, weights in zip(self.runs, given, strict=True):
-                run.history.weights[since] = weights.numpy()
-            self._recorded = since.stop
+            self._bring_home()
             results: dict[int, Evaluation] = {}
             for members, group in zip(self._members, self._groups, strict=True):
                 results |= zip(members, group.evaluate(), strict=True)
         return [results[i] for i in range(len(self.runs))]
+
+    def _bring_home(self) -> None:
+        """Copy the weights given since the last time into the histories."""
+        since = slice(self._recorded, int(self._done))
+        given = torch.split(self._weights[since].cpu(), self._ks, dim=1)
+        for run, weights in zip(self.runs, given, strict=True):
+            run.history.weights[since] = weights.numpy()
+        self._recorded = since.stop
+
+    def state(self, round_: int) -> list[dict[str, Tensor]]:
+        """Return what the runs need after a round, besides their models."""
+        with self._on_device():
+            self._bring_home()
+            states: dict[int, dict[str, Tensor]] = {}
+            for members, group in zip(self._members, self._groups, strict=True):
+                states |= {i: group.state(place, round_) for place, i in enumerate(members)}
+        return [states[i] for i in range(len(self.runs))]
+
+    def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned after a round."""
+        with self._on_device():
+            for members, group in zip(self._members, self._groups, strict=True):
+                for place, i in enumerate(members):
+                    group.restore(place, round_, states[i])
+            self._done.fill_(round_)
+        self._first, self._recorded = round_ + 1, round_
 
     def close(self) -> None:
         """Let the graph and what it holds go."""

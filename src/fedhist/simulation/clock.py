@@ -54,6 +54,11 @@ class Schedule:
         """The model version each upload was computed from, ``(rounds, K)``; version r opens round r."""
         return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1
 
+    def held_after(self, round_: int) -> NDArray[np.int64]:
+        """Return the versions up to `round_` that some client will still upload from, in order."""
+        later = np.unique(self.versions[round_:])
+        return later[later <= round_]
+
 
 def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
     """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, choice, require, unknown, whole
@@ -17,6 +18,7 @@ from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.simulation.batched import BatchedRounds
+from fedhist.simulation.checkpoint import EVERY, Checkpoints, Keeper
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.memory import available, in_waves, needed
@@ -50,6 +52,12 @@ class Rounds(Protocol):
     def evaluate(self) -> list[Evaluation]:
         """Evaluate all runs' models."""
 
+    def state(self, round_: int) -> list[dict[str, Tensor]]:
+        """Return, for each run, what the rounds after `round_` need besides its model and its strategy."""
+
+    def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned after `round_`."""
+
     def close(self) -> None:
         """Release threads and memory."""
 
@@ -71,6 +79,9 @@ def simulate(
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
+    checkpoint: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoint_every: float = EVERY,
 ) -> History:
     """Run one method through a K-async simulation.
 
@@ -90,7 +101,15 @@ def simulate(
         eval_every=eval_every,
         schedule=schedule,
     )
-    return simulate_many([trial], device=device, trainer=trainer, on_round=on_round)[0]
+    return simulate_many(
+        [trial],
+        device=device,
+        trainer=trainer,
+        on_round=on_round,
+        checkpoint=checkpoint,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+    )[0]
 
 
 def compare(
@@ -109,6 +128,9 @@ def compare(
     trainer: str = "auto",
     engine: str = "local",
     on_round: OnRound | None = None,
+    checkpoint: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoint_every: float = EVERY,
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
 
@@ -159,7 +181,18 @@ def compare(
         for method in chosen
         for seed, own in tasks.items()
     ]
-    return Comparison(simulate_many(trials, device=device, trainer=trainer, engine=engine, on_round=on_round))
+    return Comparison(
+        simulate_many(
+            trials,
+            device=device,
+            trainer=trainer,
+            engine=engine,
+            on_round=on_round,
+            checkpoint=checkpoint,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+        )
+    )
 
 
 def simulate_many(
@@ -169,6 +202,9 @@ def simulate_many(
     trainer: str = "auto",
     engine: str = "local",
     on_round: OnRound | None = None,
+    checkpoint: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoint_every: float = EVERY,
 ) -> list[History]:
     """Run many trials, those that can side by side, and return their histories in the same order.
 
@@ -189,6 +225,13 @@ def simulate_many(
     on_round
         Called after every round with its number and the histories, so far, of the trials that take it
         together; with Ray, once for every piece of work that is done.
+    checkpoint
+        A folder in which to save the runs while they are under way. Ctrl-C then saves before it stops.
+    resume
+        Such a folder: go on from what is in it, from the start if that is nothing, and save there. The result is
+        the same to the bit as that of a run that was never stopped.
+    checkpoint_every
+        Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the time.
     """
     require(
         isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials),
@@ -197,26 +240,36 @@ def simulate_many(
     require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
     if trainer not in TRAINERS:
         raise unknown("trainer", trainer, TRAINERS)
+    require(checkpoint is None or resume is None, "checkpoint and resume are the same folder; give one of them.")
+    folder = checkpoint if resume is None else resume
     if choice("engine", engine, ENGINES) == "ray":
+        require(folder is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
         return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
     devices = devices_of(device)
     planned = _planned(trials)
     kinds = _kinds(trainer, trials, devices[0])
+    saved = None
+    if folder is not None:
+        saved = Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)
     histories: dict[int, History] = {}
     for together in _batches(trials, kinds):
         kind = kinds[together[0]]
+        begun = saved.begun(together, kind) if saved else []
+        fresh = [i for i in together if not any(i in wave.members for wave in begun)]
         per_client = _bytes_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
-        needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in together}
+        needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in fresh}
         data = sum({trials[i].task.data: trials[i].task.bytes_for(devices[0]) for i in together}.values())
         budgets = [available(each) - data for each in devices]
-        for wave in in_waves(needs, budgets, [str(trial) for trial in trials]):
-            runs = {i: Run(trials[i], *planned[i], devices[place]) for i, place in wave.items()}
+        waves = [(wave.members, wave) for wave in begun]
+        for members, wave in [*waves, *((each, None) for each in in_waves(needs, budgets, list(map(str, trials))))]:
+            runs = {i: Run(trials[i], *planned[i], devices[place]) for i, place in members.items()}
             with _exactly(devices), contextlib.closing(_rounds_of(kind, list(runs.values()))) as rounds:
-                _advance(list(runs.values()), rounds, on_round)
+                keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
+                _advance(list(runs.values()), rounds, on_round, keeper)
             histories |= {i: run.history for i, run in runs.items()}
-            del runs, rounds  # before the next wave takes their memory
+            del runs, rounds, keeper  # before the next wave takes their memory
     return [histories[i] for i in range(len(trials))]
 
 
@@ -359,6 +412,14 @@ class _SeveralDevices:
         results = [result for rounds in self._rounds for result in rounds.evaluate()]
         return [results[self._order.index(run)] for run in self._runs]
 
+    def state(self, round_: int) -> list[dict[str, Tensor]]:
+        states = [state for rounds in self._rounds for state in rounds.state(round_)]
+        return [states[self._order.index(run)] for run in self._runs]
+
+    def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        for rounds in self._rounds:
+            rounds.restore(round_, [states[self._runs.index(run)] for run in rounds.runs])
+
     def close(self) -> None:
         for rounds in self._rounds:
             rounds.close()
@@ -376,21 +437,25 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     return QueuedRounds(runs, ReferenceTrainer(runs[0].device))
 
 
-def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None) -> None:
+def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:
     """Take all runs through all rounds together, so that their clients can be trained side by side."""
-    started = time.perf_counter()
     histories, trial = [run.history for run in runs], runs[0].trial
-    for round_ in range(1, trial.rounds + 1):
-        rounds.step(round_)
-        if round_ % trial.eval_every == 0 or round_ == trial.rounds:
-            for run, result in zip(runs, rounds.evaluate(), strict=True):
-                run.record(round_, result)
-        if all(run.lost for run in runs):
-            raise next(run.lost for run in runs if run.lost)
-        for history in histories:
-            history.wall_seconds = time.perf_counter() - started
-        if on_round:
-            on_round(round_, histories)
+    done, before = keeper.restore() if keeper else (0, 0.0)
+    started = time.perf_counter() - before
+    with keeper.watching() if keeper else contextlib.nullcontext():
+        for round_ in range(done + 1, trial.rounds + 1):
+            rounds.step(round_)
+            if round_ % trial.eval_every == 0 or round_ == trial.rounds:
+                for run, result in zip(runs, rounds.evaluate(), strict=True):
+                    run.record(round_, result)
+            for history in histories:
+                history.wall_seconds = time.perf_counter() - started
+            if all(run.lost for run in runs):
+                raise next(run.lost for run in runs if run.lost)
+            if on_round:
+                on_round(round_, histories)
+            if keeper:
+                keeper.after(round_)
     for run in runs:
         module = run.task.build(run.seed)
         run.task.layout.load(module, run.model.cpu())

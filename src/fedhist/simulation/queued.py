@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -26,8 +26,13 @@ class QueuedRounds:
         self._versions = [run.model.new_empty((run.plan.num_slots + 1, run.model.numel())) for run in runs]
         self._previous: list[dict[int, Tensor]] = [{} for _ in runs]
         # By the round an upload arrives in; parts of the next round's are computed ahead.
-        self._deltas = {1: self._uploads()}
-        self._futures: dict[int, list[Future[None]]] = {1: []}
+        self._deltas: dict[int, list[Tensor]] = {}
+        self._futures: dict[int, list[Future[None]]] = {}
+        self._begin(1)
+
+    def _begin(self, round_: int) -> None:
+        self._first = round_
+        self._deltas, self._futures = {round_: self._uploads()}, {round_: []}
 
     def _uploads(self) -> list[Tensor]:
         # New memory every round: a strategy may keep what it was given.
@@ -39,7 +44,7 @@ class QueuedRounds:
         work: list[tuple[int, Job, Tensor]] = []
         for i, run in enumerate(self.runs):
             self._versions[i][run.plan.slots[round_]] = run.model
-            for due, places in startable(run, round_):
+            for due, places in startable(run, round_, first=round_ == self._first):
                 rows = self._deltas[due][i].unbind()
                 jobs = zip(places.tolist(), self._jobs(i, due, places), strict=True)
                 work += [(due, job, rows[place]) for place, job in jobs]
@@ -91,19 +96,44 @@ class QueuedRounds:
         """Evaluate all runs' models."""
         return self.trainer.evaluate([Candidate(run.task, run.seed, run.model) for run in self.runs])
 
+    def state(self, round_: int) -> list[dict[str, Tensor]]:
+        """Return the versions that clients hold, and the models that they remember.
+
+        Uploads that were computed ahead are not kept: they come out the same again.
+        """
+        states = []
+        for run, versions, previous in zip(self.runs, self._versions, self._previous, strict=True):
+            slots = torch.from_numpy(run.plan.slots[run.schedule.held_after(round_)])
+            state = {"versions": versions[slots.to(versions.device)]}
+            if run.method.objective.uses_previous:
+                state["previous.clients"] = torch.tensor(list(previous), dtype=torch.int64)
+                state["previous"] = torch.stack([*previous.values()]) if previous else run.model.new_empty((0, 0))
+            states.append(state)
+        return states
+
+    def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned after a round."""
+        for i, (run, state) in enumerate(zip(self.runs, states, strict=True)):
+            slots = torch.from_numpy(run.plan.slots[run.schedule.held_after(round_)])
+            self._versions[i][slots.to(run.device)] = state["versions"].to(run.device)
+            if run.method.objective.uses_previous:
+                clients, models = state["previous.clients"].tolist(), state["previous"].to(run.device)
+                self._previous[i] = dict(zip(clients, models, strict=True))
+        self._begin(round_ + 1)
+
     def close(self) -> None:
         """Release the trainer."""
         self.trainer.close()
 
 
-def startable(run: Run, round_: int) -> list[tuple[int, Places]]:
+def startable(run: Run, round_: int, *, first: bool) -> list[tuple[int, Places]]:
     """Return the uploads, as rounds of arrival and places in them, that can be computed now but not before.
 
-    These are the fresh ones of this round and, of the next, all that build on a version there is: they
-    need not wait for this round to close.
+    These are the fresh ones of this round, all in the first one, and, of the next, all that build on a version
+    there is: they need not wait for this round to close.
     """
     versions = run.schedule.versions
-    fresh = (round_, np.flatnonzero(versions[round_ - 1] == round_))
+    fresh = (round_, np.flatnonzero(first | (versions[round_ - 1] == round_)))
     if round_ == run.schedule.rounds:
         return [fresh]
     return [fresh, (round_ + 1, np.flatnonzero(versions[round_] <= round_))]

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
+from fedhist.simulation.checkpoint import outside_buffers
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
 from fedhist.strategies.base import widen
@@ -31,9 +32,9 @@ class Run:
         if layout.dtype == torch.float64:
             widen(self.strategy)
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
-        self._evaluated = 0
         self.lost: DivergedError | None = None
         """Why the numbers of this run mean nothing any more."""
+        self.outside_buffers = outside_buffers(self.strategy)
         self.history = History(
             method=self.method.name,
             seed=self.seed,
@@ -67,7 +68,8 @@ class Run:
         finite = math.isfinite(result.loss)
         if not finite:
             self.diverged(round_, f"the loss after round {round_} is {result.loss}")
-        since = self.schedule.staleness[self._evaluated : round_]
+        before = self.history.records[-1].round if self.history.records else 0
+        since = self.schedule.staleness[before:round_]
         self.history.records.append(
             Record(
                 round=round_,
@@ -79,4 +81,3 @@ class Run:
                 max_staleness=int(since.max()),
             )
         )
-        self._evaluated = round_

@@ -1,0 +1,351 @@
+"""Saves runs while they are under way, so that they can go on to the bit.
+
+Who arrives when and which batches are drawn are functions of the seed, so no generator and no queue need be
+kept. What must be is what was learned: the model, the versions that clients still hold, what the strategy and
+the clients remember, and the history so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhist import snapshot
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, number
+from fedhist.history import Record
+from fedhist.simulation.trial import Trial
+from fedhist.strategies import Strategy
+
+if TYPE_CHECKING:
+    from fedhist.simulation.run import Run
+
+KIND = "a checkpoint of a fedhist simulation, 1"
+EVERY = 10.0
+"""Seconds between checkpoints, if nobody says otherwise."""
+SHARE = 0.02
+"""Of a run's time, how much may go into checkpoints: where writing takes long, they are further apart."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the run goes on, and the one before is still there."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop, and has saved what it had."""
+
+    def __init__(self, round_: int, signum: int) -> None:
+        super().__init__(f"stopped after round {round_}")
+        self.round, self.signum = round_, signum
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """Give a list that holds the signal once Ctrl-C or a termination has asked to stop; a second one stops at once.
+
+    Only the main thread hears signals. In others the list stays empty.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(signum: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signum)
+
+    for signum, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, ask)
+    try:
+        yield asked
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class Resumable(Protocol):
+    """Rounds whose state can be taken and put back between two of them."""
+
+    def state(self, round_: int) -> list[dict[str, Tensor]]:
+        """Return, for each run, what the rounds after `round_` need besides model and strategy."""
+
+    def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned after `round_`."""
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Runs that take their rounds together, as they were saved."""
+
+    members: dict[int, int]
+    """By the trial's number, the place of its device."""
+    round: int
+    wall_seconds: float
+    trainer: str
+    runs: list[dict[str, Any]]
+    tensors: list[dict[str, Tensor]]
+
+
+class Checkpoints:
+    """The folder in which the trials of one call are saved: a file for those that take their rounds together.
+
+    Parameters
+    ----------
+    folder
+        Where to save.
+    trials
+        All trials of the call, which a saved one must agree with.
+    every
+        Seconds between checkpoints.
+    resume
+        Whether to go on from what is there; else there must be nothing.
+    """
+
+    def __init__(self, folder: str | Path, trials: Sequence[Trial], every: float = EVERY, *, resume: bool) -> None:
+        self.folder, self.trials = Path(folder), trials
+        self.every = number("checkpoint_every", every, 0)
+        self._last, self._cost = time.perf_counter(), 0.0
+        self._described: dict[int, dict[str, Any]] = {}
+        files = sorted(self.folder.glob("runs-*.safetensors"))
+        if files and not resume:
+            raise InvalidInput(f"checkpoint={folder} holds a run already; use resume= to go on, or another folder.")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
+        self._waves = [self._read(file) for file in files]
+
+    def begun(self, numbers: Sequence[int], trainer: str) -> list[Wave]:
+        """Return the saved waves of these trials."""
+        found = [wave for wave in self._waves if not wave.members.keys().isdisjoint(numbers)]
+        for wave in found:
+            if wave.trainer != trainer:
+                raise FedHistError(
+                    f"{self.folder} was written by trainer={wave.trainer!r} and cannot go on to the bit with "
+                    f"{trainer!r}; use the device and the trainer it was begun with."
+                )
+        return found
+
+    def _read(self, file: Path) -> Wave:
+        tensors, state = snapshot.read(file, KIND)
+        try:
+            members = {int(i): int(place) for i, place in state["members"]}
+            runs, round_ = list(state["runs"]), int(state["round"])
+            wave = Wave(members, round_, float(state["wall_seconds"]), str(state["trainer"]), runs, [{} for _ in runs])
+            for name, tensor in tensors.items():
+                place, _, rest = name.partition(".")
+                wave.tensors[int(place)][rest] = tensor
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise FedHistError(f"{file} is damaged: {error!r}.") from error
+        for i, run in zip(members, runs, strict=True):
+            if i >= len(self.trials):
+                raise FedHistError(f"{file} holds a run that is not among these {len(self.trials)}.")
+            self._compare(file, i, run["described"])
+        return wave
+
+    def _compare(self, file: Path, i: int, stored: Mapping[str, Any]) -> None:
+        for name, value in self.facts(i).items():
+            if stored.get(name) != value:
+                raise FedHistError(
+                    f"{file} holds another run: {name} is {stored.get(name)!r} there and {value!r} here; "
+                    "use another folder."
+                )
+
+    def facts(self, i: int) -> dict[str, Any]:
+        """Return what is to be the same about a trial."""
+        if i not in self._described:
+            self._described[i] = described(self.trials[i])
+        return self._described[i]
+
+    def due(self) -> bool:
+        """Return whether it is time to save."""
+        return time.perf_counter() - self._last >= max(self.every, self._cost / SHARE)
+
+    def keeper(
+        self, runs: Mapping[int, Run], places: Mapping[int, int], trainer: str, rounds: Resumable, saved: Wave | None
+    ) -> Keeper:
+        """Return what saves runs that are about to take their rounds together."""
+        return Keeper(self, runs, places, trainer, rounds, saved)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any], started: float) -> bool:
+        """Write a file and return whether that worked."""
+        try:
+            snapshot.write(self.folder / name, KIND, tensors, state)
+        except OSError as error:
+            warnings.warn(
+                f"the checkpoint after round {state['round']} could not be written to {self.folder} "
+                f"({error.strerror or error}); the one before is still there.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return False
+        finally:
+            self._last = time.perf_counter()
+            self._cost = self._last - started
+        return True
+
+
+class Keeper:
+    """Saves and restores the runs of one wave."""
+
+    def __init__(
+        self,
+        folder: Checkpoints,
+        runs: Mapping[int, Run],
+        places: Mapping[int, int],
+        trainer: str,
+        rounds: Resumable,
+        saved: Wave | None,
+    ) -> None:
+        self.folder, self.runs, self.places, self.trainer, self.rounds = folder, runs, places, trainer, rounds
+        self._saved = saved
+        self._asked: list[int] = []
+
+    def restore(self) -> tuple[int, float]:
+        """Put the runs back to where they were saved; return the rounds done and the seconds they took."""
+        if self._saved is None:
+            return 0, 0.0
+        saved, self._saved = self._saved, None
+        for place, run in enumerate(self.runs.values()):
+            restore_run(run, saved, place)
+        try:
+            self.rounds.restore(saved.round, saved.tensors)
+        except (KeyError, RuntimeError, ValueError, IndexError) as error:
+            raise FedHistError(f"the checkpoint in {self.folder.folder} does not fit: {error}.") from error
+        return saved.round, saved.wall_seconds
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hear Ctrl-C while the block runs, so that the round under way is finished and saved first."""
+        with asked_to_stop() as self._asked:
+            yield
+
+    def after(self, round_: int) -> None:
+        """Save if it is time, and stop if that was asked for."""
+        last = all(round_ == run.trial.rounds for run in self.runs.values())
+        if last or self._asked or self.folder.due():
+            self._save(round_)
+        if self._asked:
+            raise Interrupted(round_, self._asked[0])
+
+    def _save(self, round_: int) -> None:
+        started = time.perf_counter()
+        tensors: dict[str, Tensor] = {}
+        told = []
+        for place, (i, state) in enumerate(zip(self.runs, self.rounds.state(round_), strict=True)):
+            own, said = run_state(self.runs[i], round_)
+            tensors |= {f"{place}.{name}": value for name, value in {**own, **state}.items()}
+            told.append({"described": self.folder.facts(i), **said})
+        about = {
+            "members": [[i, self.places[i]] for i in self.runs],
+            "round": round_,
+            "wall_seconds": max(run.history.wall_seconds for run in self.runs.values()),
+            "trainer": self.trainer,
+            "runs": told,
+        }
+        self.folder.write(f"runs-{self.trainer}-{min(self.runs):05d}.safetensors", tensors, about, started)
+
+
+def run_state(run: Run, round_: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what is kept of a run itself, tensors and the rest."""
+    _refuse_hidden_state(run)
+    history = run.history
+    tensors = {"model": run.model, "weights": torch.from_numpy(history.weights[:round_])}
+    tensors |= {f"strategy.{name}": value for name, value in run.strategy.state_dict().items()}
+    told = {
+        "records": [vars(record) for record in history.records],
+        "events": history.events,
+        "lost": None if run.lost is None else str(run.lost),
+    }
+    return tensors, told
+
+
+def restore_run(run: Run, wave: Wave, place: int) -> None:
+    """Put a run back to where it was saved."""
+    told, tensors, history = wave.runs[place], wave.tensors[place], run.history
+    try:
+        run.model.copy_(tensors["model"])
+        memory = {name.removeprefix("strategy."): t for name, t in tensors.items() if name.startswith("strategy.")}
+        run.strategy.load_state_dict(memory)
+        history.weights[: wave.round] = tensors["weights"].numpy()
+        history.records[:] = [Record(**record) for record in told["records"]]
+        history.events[:] = told["events"]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FedHistError(f"the checkpoint of {run.trial} does not fit it: {error}.") from error
+    run.lost = None if told["lost"] is None else DivergedError(told["lost"])
+
+
+def outside_buffers(strategy: Strategy) -> dict[str, object]:
+    """Return what a strategy keeps in plain attributes, in a form that shows whether it has changed."""
+    common = vars(torch.nn.Module()).keys() | {"last_weights"}
+    kept: dict[str, object] = {}
+    for path, module in strategy.named_modules():
+        for name, value in vars(module).items():
+            if name in common:
+                continue
+            if isinstance(value, Tensor):
+                kept[f"{path}.{name}".lstrip(".")] = value.data_ptr(), value._version
+            elif isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, type(None))):
+                kept[f"{path}.{name}".lstrip(".")] = repr(value)
+    return kept
+
+
+def _refuse_hidden_state(run: Run) -> None:
+    """Refuse a strategy that a checkpoint would make forget something: it would go on, and end elsewhere."""
+    now = outside_buffers(run.strategy)
+    for name in now.keys() | run.outside_buffers.keys():
+        if now.get(name) != run.outside_buffers.get(name):
+            raise InvalidInput(
+                f"{run.method.name} changes its attribute {name!r}, which is no buffer, so a checkpoint would lose it; "
+                "use register_buffer() in setup()."
+            )
+
+
+def _said(thing: object) -> str:
+    """Return what tells things apart in another process as well, where an object's address is another."""
+    kind = type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(thing)
+
+
+def described(trial: Trial) -> dict[str, Any]:
+    """Return what a saved run must agree with to go on: settings in words, data and model by their checksums."""
+    task = trial.task
+    data = hashlib.blake2b(digest_size=16)
+    for array in (task.x, task.y, task.x_test, task.y_test):
+        flat = array.reshape(-1)
+        step = max(1, flat.numel() // 100_000)  # a sample: a different data set shows at once
+        data.update(f"{tuple(array.shape)} {array.dtype};".encode())
+        data.update(flat[::step].contiguous().view(torch.uint8).numpy().data)
+    for table in (task.examples, task.offsets):
+        data.update(np.ascontiguousarray(table).data)
+    model = hashlib.blake2b(task.layout.flatten(task.build(trial.seed)).cpu().numpy().data, digest_size=16)
+    return {
+        "method": trial.method.name,
+        "objective": _said(trial.method.objective),
+        "task": task.name,
+        "clients": task.num_clients,
+        "k": trial.k,
+        "rounds": trial.rounds,
+        "seed": trial.seed,
+        "local": _said(trial.local),
+        "devices": _said(trial.devices),
+        "server_lr": trial.server_lr,
+        "concurrency": trial.concurrency,
+        "eval_every": trial.eval_every,
+        "the data": data.hexdigest(),
+        "the first model": model.hexdigest(),
+    }
