@@ -29,6 +29,7 @@ ROOMS = {
     "history": {"errors", "files"},
     "methods": {"errors", "objectives", "strategies"},
     "settings": {"errors", "files"},
+    "folder": {"errors", "files", "settings"},
     "simulation": {
         "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "snapshot",
         "strategies", "streams", "training",

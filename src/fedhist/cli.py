@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import re
-import shutil
+import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -25,7 +23,9 @@ from rich.progress import (
 from rich.table import Table
 
 from fedhist import __version__
-from fedhist.errors import InvalidInput, in_a_sentence
+from fedhist.errors import FedHistError, InvalidInput, in_a_sentence
+from fedhist.files import whole_file
+from fedhist.folder import RunFolder, shown
 from fedhist.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,42 +117,67 @@ def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, fla
             f"run takes one strategy and one seed, got strategy={list(settings.strategy)} and "
             f"seeds={settings.seeds}; use fedhist compare."
         )
-    _note_fedprox(settings)
-    with _results(out, f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}") as (folder, part):
-        runs = _experiment(settings, quiet)
-        with _writing(folder):
-            runs[0].save(part)
-            _save_model(runs[0], part)
-            settings.write(part / "config.toml")
-    _show(runs, settings.target)
-    console.print(f"Results are in {_short(folder)}.", highlight=False, soft_wrap=True)
+    name = _slug(f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
+    _carry_out(RunFolder.begin(out, name, "run", settings), quiet)
 
 
 @app.command()
 @takes_settings(several=True)
 def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
-    from fedhist.report.curves import draw_curves  # noqa: PLC0415
-
     settings = Settings.read(config, flags)
     if "strategy" not in settings.model_fields_set:
         settings = settings.model_copy(update={"strategy": ("fedavg", "fedhist")})
+    name = _slug(f"{settings.dataset}-compare-seed{settings.seed}")
+    _carry_out(RunFolder.begin(out, name, "compare", settings), quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison that was stopped.")],
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped; the result is the same to the bit."""
+    unfinished = RunFolder.reopen(folder)
+    if unfinished is None:
+        console.print(f"{folder} is finished; there is nothing to go on with.", highlight=False, soft_wrap=True)
+    else:
+        _carry_out(unfinished, quiet)
+
+
+def _carry_out(folder: RunFolder, quiet: bool) -> None:
+    """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
+    settings = folder.settings
     _note_fedprox(settings)
-    with _results(out, f"{settings.dataset}-compare-seed{settings.seed}") as (folder, part):
-        runs = _experiment(settings, quiet)
-        with _writing(folder):
-            for history in runs:
-                inner = part / f"{_slug(history.method)}-seed{history.seed}"
-                history.save(inner)
-                _save_model(history, inner)
-            draw_curves(runs, part / "curves.png", settings.target)
-            settings.write(part / "config.toml")
+    where = shown(folder.path)
+    try:
+        runs = _experiment(settings, quiet, folder.checkpoint)
+    except KeyboardInterrupt as interrupt:
+        if folder.saved:
+            stderr.print(f"Interrupted; go on with: fedhist resume {where}", highlight=False, soft_wrap=True)
+        else:
+            folder.abandon()
+            stderr.print("Interrupted; nothing was written.")
+        raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
+    except FedHistError:
+        folder.abandon()
+        raise
+    with folder.finishing() as out:
+        _write(runs, folder.command, settings, out)
     _show(runs, settings.target)
-    console.print(
-        f"Curves are in {_short(folder / 'curves.png')}, all results in {_short(folder)}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
+    console.print(f"{curves} in {where}.", highlight=False, soft_wrap=True)
+
+
+def _write(runs: Comparison, command: str, settings: Settings, out: Path) -> None:
+    from fedhist.report.curves import draw_curves  # noqa: PLC0415
+
+    for history in runs:
+        inner = out if command == "run" else out / f"{_slug(history.method)}-seed{history.seed}"
+        history.save(inner)
+        _save_model(history, inner)
+    if command == "compare":
+        draw_curves(runs, out / "curves.png", settings.target)
 
 
 @app.command()
@@ -206,55 +231,8 @@ def bench(context: typer.Context) -> None:
     measure(context.args)
 
 
-def _short(path: Path) -> Path:
-    """Return a path as seen from here, where it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def _slug(text: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]
-
-
-@contextmanager
-def _results(out: Path | None, name: str) -> Iterator[tuple[Path, Path]]:
-    """Give the folder for the results and where to write until they are complete.
-
-    The place is tried before the work begins, and nothing is left there if the work fails.
-    """
-    if out is None:
-        out = base = Path("runs") / _slug(name)
-        count = 1
-        while out.exists():
-            count += 1
-            out = base.with_name(f"{base.name}-{count}")
-    with _writing(out):
-        out = out.resolve()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InvalidInput(f"out={_short(out)} exists already; choose another folder.")
-        created = [folder for folder in (out, *out.parents) if not folder.exists()]
-        out.mkdir(parents=True, exist_ok=True)
-        part = out / ".part"
-        part.mkdir()
-    try:
-        yield out, part
-        with _writing(out):
-            for file in part.iterdir():
-                file.replace(out / file.name)
-            part.rmdir()
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for folder in created:
-                folder.rmdir()
-        raise
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInput(f"out={out} cannot be written: {error.strerror}.") from error
 
 
 def _note_fedprox(settings: Settings) -> None:
@@ -266,16 +244,24 @@ def _note_fedprox(settings: Settings) -> None:
 def _save_model(history: History, folder: Path) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    save_file(history.model or {}, folder / "model.safetensors")
+    with whole_file(folder / "model.safetensors") as part:
+        save_file(history.model or {}, part)
 
 
-def _experiment(settings: Settings, quiet: bool) -> Comparison:
+def _experiment(settings: Settings, quiet: bool, checkpoint: Path) -> Comparison:
     """Run the settings, showing progress: a bar on a terminal, lines elsewhere."""
-    from fedhist.data.partition import SplitNotice  # noqa: PLC0415
     from fedhist.experiment import run_experiment  # noqa: PLC0415
 
-    with warnings.catch_warnings(record=True) as notices:
-        warnings.simplefilter("always", SplitNotice)
+    told: set[str] = set()
+
+    def tell(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            stderr.print(f"Note: {message}", highlight=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = tell
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -304,14 +290,7 @@ def _experiment(settings: Settings, quiet: bool) -> Comparison:
                     if bar.disable and not quiet:
                         stderr.print(f"round {round_}/{settings.rounds}: {note}", highlight=False, soft_wrap=True)
 
-            try:
-                runs = run_experiment(settings, on_round, downloading)
-            except KeyboardInterrupt:
-                stderr.print("Interrupted; nothing was written.")
-                raise typer.Exit(130) from None
-    for text in dict.fromkeys(str(notice.message) for notice in notices):
-        stderr.print(f"Note: {text}", highlight=False, soft_wrap=True)
-    return runs
+            return run_experiment(settings, on_round, downloading, checkpoint)
 
 
 def _accuracies(histories: Sequence[History]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedhist.data import Task, load_task, partition
@@ -16,8 +17,16 @@ from fedhist.simulation.engine import OnRound, compare
 from fedhist.training import LocalSGD
 
 
-def run_experiment(settings: Settings, on_round: OnRound | None = None, progress: Progress | None = None) -> Comparison:
-    """Run all methods and seeds of the settings; each seed has its own split, schedule and model."""
+def run_experiment(
+    settings: Settings,
+    on_round: OnRound | None = None,
+    progress: Progress | None = None,
+    checkpoint: Path | None = None,
+) -> Comparison:
+    """Run all methods and seeds of the settings; each seed has its own split, schedule and model.
+
+    With a folder for checkpoints the runs go on from what is there. A Ray cluster keeps none.
+    """
     eval_every = min(100, max(1, settings.rounds // 20)) if settings.eval_every is None else settings.eval_every
     return compare(
         methods_of(settings),
@@ -41,6 +50,8 @@ def run_experiment(settings: Settings, on_round: OnRound | None = None, progress
         trainer=settings.trainer,
         engine=settings.engine,
         on_round=on_round,
+        resume=checkpoint if settings.engine == "local" else None,
+        checkpoint_every=settings.checkpoint_every,
     )
 
 

@@ -69,6 +69,9 @@ class Settings(BaseModel):
     device: str = _in("Run", "auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.")
     trainer: str = _in("Run", "auto", "auto, reference, threaded, native or batched.")
     engine: str = _in("Run", "local", "local, or ray to spread the runs over a Ray cluster.")
+    checkpoint_every: float = _in(
+        "Run", 10.0, "Seconds between checkpoints, from which `fedhist resume` goes on.", ge=0
+    )
     target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 
     @pydantic.field_validator("strategy", mode="before")
