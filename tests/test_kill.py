@@ -17,7 +17,8 @@ import pytest
 
 KILLS = int(os.environ.get("FEDHIST_KILLS", "60"))
 SEED = int(os.environ.get("FEDHIST_KILL_SEED", "0"))
-COMMON = "--clients 12 --k 3 --local-steps 2 --lr 0.1 --checkpoint-every 0 --eval-every 7 --quiet".split()
+COMMON = ["--clients", "12", "--k", "3", "--local-steps", "2", "--lr", "0.1"]
+COMMON += ["--checkpoint-every", "0", "--eval-every", "7", "--quiet"]
 COMMANDS = {
     "fedhist": ["run", "--rounds", "60"],
     "moon": ["run", "--strategy", "moon", "--rounds", "40"],
@@ -74,7 +75,7 @@ def test_killed_and_resumed(processes: Any, tmp_path: Path, name: str) -> None:
     long = time.perf_counter() - started
     expected = contents(tmp_path / "whole")
     assert expected == contents(tmp_path / "first")
-    chance, kills, attempts = random.Random(f"{name} {SEED}"), 0, 0  # noqa: S311
+    chance, kills, attempts = random.Random(f"{name} {SEED}"), 0, 0
     while kills < -(-KILLS // len(COMMANDS)):
         attempts += 1
         out, patience = tmp_path / f"attempt-{attempts}", chance.random() * long

@@ -37,15 +37,17 @@ ROOMS = {
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "files", "history", "methods", "strategies"},
+    "flower": {"arrivals", "errors", "history", "methods", "snapshot", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 
 
 def imported_rooms(file: Path) -> set[str]:
     tree = ast.parse(file.read_text())
-    names = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
-    return {name.split(".")[1] for name in names if name.startswith("fedhist.")}
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+    names = [n.module for n in froms if n.module]
+    names += [f"fedhist.{alias.name}" for n in froms if n.module == "fedhist" for alias in n.names]
+    return {name.split(".")[1] for name in names if name.startswith("fedhist.")} - {"__version__"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -23,7 +23,7 @@ def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[s
     from safetensors import SafetensorError  # noqa: PLC0415 (not everybody who simulates has it)
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    text = json.dumps(state, allow_nan=False).encode()
+    text = json.dumps(state).encode()
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     own[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -461,10 +462,27 @@ def test_a_checkpoint_of_another_run_is_refused(grid: FakeGrid, tmp_path: Path) 
         run(grid, k=3, checkpoint=tmp_path)
     file = next(tmp_path.iterdir())
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"\xff" * 100):
+    edited = bytes([*whole[:-1], whole[-1] ^ 1])
+    wrongs = {"is truncated": whole[: len(whole) // 2], "is not a snapshot": b"\xff" * 100, "was changed": edited}
+    for reason, damaged in wrongs.items():
         file.write_bytes(damaged)
-        with pytest.raises(fh.FedHistError, match="cannot be read|is not a checkpoint"):
+        with pytest.raises(fh.FedHistError, match=reason):
             run(grid, checkpoint=tmp_path)
+
+
+def test_a_full_disk_does_not_stop_the_server(grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in (1, 2, 3):
+        grid.add(node, moved(-1.0))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedhist.snapshot.write", full)
+    history = run(grid, rounds=2, checkpoint=tmp_path).history()
+    assert history.rounds == 2
+    reasons = [event["reason"] for event in history.events if event["event"] == "not saved"]
+    assert reasons
+    assert all(reason.endswith("kasync.safetensors cannot be written: No space left on device") for reason in reasons)
 
 
 @pytest.mark.parametrize("seed", range(8))

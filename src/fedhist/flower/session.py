@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from fedhist import snapshot
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, FedHistError
-from fedhist.flower import checkpoint
 from fedhist.flower.client import upload_identity
 from fedhist.flower.exchange import Arrival, Exchange, Upload
 from fedhist.flower.metrics import MOST_EXAMPLES, averaged, examples_in, reported
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Rest = dict[str, Tensor]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 2"
 ROOM = 1000
 """Clients there is room for, where nobody has said how many there are."""
 LAST_WAIT = 60.0
@@ -155,10 +156,15 @@ class Session:
 
     def _resumed(self) -> bool:
         folder = self.options.checkpoint
-        stored = None if folder is None else checkpoint.read(folder)
-        if stored is None:
+        if folder is None:
             return False
-        tensors, state = stored
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedHistError(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
+        if not (folder / CHECKPOINT).exists():
+            return False
+        tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)
         own = self._described()
         for name, value in own.items():
             if state.get(name) != value:
@@ -217,7 +223,12 @@ class Session:
         }
         for metrics in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
-        checkpoint.write(self.options.checkpoint, tensors, state)
+        folder = self.options.checkpoint
+        try:
+            snapshot.write(folder / CHECKPOINT, CHECKPOINT_KIND, tensors, state)
+        except OSError as error:  # weeks of work must not end because a disk is full for a while
+            reason = error.strerror or str(error)
+            self.books.note(self.now, "not saved", reason=f"{folder / CHECKPOINT} cannot be written: {reason}")
 
     def _tell(self) -> None:
         """Log what has happened since the last time."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist import snapshot
@@ -110,7 +111,7 @@ class Checkpoints:
     trials
         All trials of the call, which a saved one must agree with.
     every
-        Seconds between checkpoints.
+        Seconds between checkpoints; 0 saves after every round, whatever it costs.
     resume
         Whether to go on from what is there; else there must be nothing.
     """
@@ -173,7 +174,7 @@ class Checkpoints:
 
     def due(self) -> bool:
         """Return whether it is time to save."""
-        return time.perf_counter() - self._last >= max(self.every, self._cost / SHARE)
+        return self.every == 0 or time.perf_counter() - self._last >= max(self.every, self._cost / SHARE)
 
     def keeper(
         self, runs: Mapping[int, Run], places: Mapping[int, int], trainer: str, rounds: Resumable, saved: Wave | None
@@ -321,18 +322,21 @@ def _said(thing: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(thing)
 
 
+def _checksum(*arrays: NDArray[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype};".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 def described(trial: Trial) -> dict[str, Any]:
     """Return what a saved run must agree with to go on: settings in words, data and model by their checksums."""
     task = trial.task
-    data = hashlib.blake2b(digest_size=16)
-    for array in (task.x, task.y, task.x_test, task.y_test):
-        flat = array.reshape(-1)
-        step = max(1, flat.numel() // 100_000)  # a sample: a different data set shows at once
-        data.update(f"{tuple(array.shape)} {array.dtype};".encode())
-        data.update(flat[::step].contiguous().view(torch.uint8).numpy().data)
-    for table in (task.examples, task.offsets):
-        data.update(np.ascontiguousarray(table).data)
-    model = hashlib.blake2b(task.layout.flatten(task.build(trial.seed)).cpu().numpy().data, digest_size=16)
+    # Of the inputs a sample: another data set shows at once, and hashing all of one takes a second.
+    tensors = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in (task.x, task.x_test)]
+    tensors += [task.y, task.y_test, task.layout.flatten(task.build(trial.seed))]
+    *data, model = (tensor.cpu().contiguous().view(torch.uint8).numpy() for tensor in tensors)
     return {
         "method": trial.method.name,
         "objective": _said(trial.method.objective),
@@ -346,6 +350,7 @@ def described(trial: Trial) -> dict[str, Any]:
         "server_lr": trial.server_lr,
         "concurrency": trial.concurrency,
         "eval_every": trial.eval_every,
-        "the data": data.hexdigest(),
-        "the first model": model.hexdigest(),
+        "the schedule": None if trial.schedule is None else _checksum(trial.schedule.clients, trial.schedule.staleness),
+        "the data": _checksum(*data, task.examples, task.offsets),
+        "the first model": _checksum(model),
     }

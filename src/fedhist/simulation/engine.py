@@ -231,7 +231,8 @@ def simulate_many(
         Such a folder: go on from what is in it, from the start if that is nothing, and save there. The result is
         the same to the bit as that of a run that was never stopped.
     checkpoint_every
-        Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the time.
+        Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the
+        time. 0 saves after every round, whatever it costs.
     """
     require(
         isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials),

@@ -1,0 +1,227 @@
+"""A run that is stopped and resumed ends as one that was never stopped, to the bit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhist as fh
+from fedhist.simulation.checkpoint import CheckpointWarning
+
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+ROUNDS = 17
+
+
+class Stopped(Exception):
+    """Instead of a signal, for a stop at a certain round."""
+
+
+def stop_after(round_: int) -> Callable[[int, Sequence[fh.History]], None]:
+    def on_round(done: int, _: Sequence[fh.History]) -> None:
+        if done > round_:
+            raise Stopped
+
+    return on_round
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {"k": 3, "rounds": ROUNDS, "eval_every": 5, "local": LOCAL, **more}
+
+
+def assert_same(a: fh.History, b: fh.History) -> None:
+    assert a.records == b.records
+    assert a.events == b.events
+    for name in ("clients", "staleness", "arrived", "weights"):
+        assert np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
+    assert a.model is not None
+    assert b.model is not None
+    for name in a.model:
+        assert torch.allclose(a.model[name], b.model[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("trainer", ["auto", "threaded", "reference", "batched"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedhist", "fedhist:history_dtype=bfloat16", "moon", "refl", "wkafl", "dynsgd", "twafl"]
+)
+def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str, method: str) -> None:
+    task = make_task()
+    given = options(trainer=trainer)
+    whole = fh.simulate(method, task, **given)
+    for round_ in (0, 1, 9, 10, 16):
+        with pytest.raises(Stopped):
+            fh.simulate(method, task, **given, resume=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)
+    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)  # when nothing is left to do
+
+
+@pytest.mark.parametrize("name", ["concurrency", "schedule", "dropout", "float64"])
+def test_resumed_to_the_bit_in_other_settings(make_task: Callable[..., fh.Task], tmp_path: Path, name: str) -> None:
+    task, given = make_task(), options()
+    if name == "concurrency":
+        given["concurrency"] = 5
+    if name == "schedule":
+        given["schedule"] = fh.simulate("fedavg", task, **options(), seed=8)
+    if name == "dropout":
+        task = make_task(model=nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.3), nn.Linear(9, 3)))
+    if name == "float64":
+        task = fh.Task(
+            nn.Linear(5, 3).double(),
+            task.x.double(),
+            task.y,
+            [task.client(i) for i in range(task.num_clients)],
+            task.x_test.double(),
+            task.y_test,
+        )
+    whole = fh.simulate("fedhist", task, **given)
+    with pytest.raises(Stopped):
+        fh.simulate("fedhist", task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
+    assert_same(fh.simulate("fedhist", task, **given, resume=tmp_path), whole)
+
+
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+def test_many_trials_of_several_kinds(make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str) -> None:
+    """Those that are done stay done, and those under way go on together."""
+    task = make_task()
+    trials = [fh.Trial(method, task, **options(seed=seed)) for method in ("fedhist", "moon") for seed in (0, 1)]
+    trials.append(fh.Trial("refl", task, **options(rounds=11)))
+    whole = fh.simulate_many(trials, trainer=trainer)
+    seen: list[int] = []
+
+    def stop_in_the_second_wave(done: int, histories: Sequence[fh.History]) -> None:
+        seen.append(done)
+        if len(seen) in (6, 16, 22, 27):
+            raise Stopped
+
+    for _ in range(4):
+        with pytest.raises(Stopped):
+            fh.simulate_many(
+                trials, trainer=trainer, resume=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
+            )
+    resumed = fh.simulate_many(
+        trials, trainer=trainer, resume=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
+    )
+    for a, b in zip(resumed, whole, strict=True):
+        assert_same(a, b)
+
+
+def test_a_diverged_run_stays_so(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task = make_task(model=nn.Linear(5, 3))
+    trials = [fh.Trial("fedavg", task, **options(local=fh.LocalSGD(lr=lr))) for lr in (0.1, 1e38)]
+    whole = fh.simulate_many(trials)
+    with pytest.raises(Stopped):
+        fh.simulate_many(trials, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(12))
+    for a, b in zip(fh.simulate_many(trials, resume=tmp_path), whole, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_first(make_task: Callable[..., fh.Task], tmp_path: Path, signum: int) -> None:
+    task = make_task()
+
+    def interrupt(round_: int, _: Sequence[fh.History]) -> None:
+        if round_ == 6:
+            os.kill(os.getpid(), signum)
+
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 6") as stopped:
+        fh.simulate("fedhist", task, **options(), checkpoint=tmp_path, on_round=interrupt)
+    assert stopped.value.signum == signum  # type: ignore[attr-defined]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    seen: list[int] = []
+    resumed = fh.simulate("fedhist", task, **options(), resume=tmp_path, on_round=lambda r, _: seen.append(r))
+    assert seen[0] == 7
+    assert_same(resumed, fh.simulate("fedhist", task, **options()))
+
+
+def test_a_second_signal_stops_at_once(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    def impatient(round_: int, _: Sequence[fh.History]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fh.simulate("fedhist", make_task(), **options(), checkpoint=tmp_path, on_round=impatient)
+    assert type(stopped.value) is KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(
+    make_task: Callable[..., fh.Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task()
+    with pytest.raises(Stopped):
+        fh.simulate("fedhist", task, **options(), checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.warns(CheckpointWarning, match="could not be written .*No space left"):
+        patched.setattr("os.fsync", full)
+        finished = fh.simulate("fedhist", task, **options(), resume=tmp_path, checkpoint_every=0)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+    assert_same(finished, fh.simulate("fedhist", task, **options(), resume=tmp_path))
+
+
+def test_a_checkpoint_of_another_run_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task = make_task()
+    fh.simulate("fedhist", task, **options(), checkpoint=tmp_path)
+    wrongs: list[tuple[str, str, fh.Task, dict[str, Any]]] = [
+        ("method is 'FedHist' there and 'FedAvg' here", "fedavg", task, options()),
+        ("k is 3 there and 4 here", "fedhist", task, options(k=4)),
+        ("seed is 0 there and 1 here", "fedhist", task, options(seed=1)),
+        (r"local is .*lr=0.1.* there and .*lr=0.2.* here", "fedhist", task, options(local=fh.LocalSGD(lr=0.2))),
+        ("devices is", "fedhist", task, options(devices=fh.LogNormal(sigma=1.0))),
+        ("the data is", "fedhist", make_task(examples=119), options()),
+        ("the schedule is", "fedhist", task, options(schedule=fh.simulate("fedavg", task, **options(), seed=5))),
+    ]
+    for reason, method, other, given in wrongs:
+        with pytest.raises(fh.FedHistError, match=f"holds another run: {reason}"):
+            fh.simulate(method, other, **given, resume=tmp_path)
+
+
+def test_a_checkpoint_is_not_written_over(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task = make_task()
+    fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
+    with pytest.raises(fh.InvalidInput, match="holds a run already; use resume="):
+        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
+    with pytest.raises(fh.InvalidInput, match="give one of them"):
+        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, resume=tmp_path)
+
+
+def test_another_trainer_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task = make_task()
+    fh.simulate("fedavg", task, **options(trainer="batched"), checkpoint=tmp_path)
+    with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot go on to the bit with 'reference'"):
+        fh.simulate("fedavg", task, **options(trainer="reference"), resume=tmp_path)
+
+
+def test_a_strategy_that_would_forget_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    class Counting(fh.FedAvg):
+        seen = 0
+
+        def forward(self, arrivals: fh.Arrivals) -> Tensor:
+            self.seen += 1
+            return super().forward(arrivals)
+
+    with pytest.raises(fh.InvalidInput, match="Counting changes its attribute 'seen', which is no buffer"):
+        fh.simulate(Counting(), make_task(), **options(), checkpoint=tmp_path)
+    assert fh.simulate(Counting(), make_task(), **options()).rounds == ROUNDS
+
+
+def test_a_folder_that_cannot_be(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fh.InvalidInput, match="cannot be written: Not a directory"):
+        fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path / "file" / "below")
+    with pytest.raises(fh.InvalidInput, match="checkpoint_every must not be negative"):
+        fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path, checkpoint_every=-1)
