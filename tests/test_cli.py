@@ -164,6 +164,36 @@ def test_interrupted(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(timeout=30) == 130
-    assert rest.splitlines()[-1] == "Interrupted; nothing was written."
+    assert rest.splitlines()[-1] == "Interrupted; go on with: fedhist resume a"
     assert "Traceback" not in rest
-    assert list(tmp_path.iterdir()) == []
+    again = fedhist("run", *QUICK, "--out", "a", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.strip() == "Error: out=a is unfinished; go on with: fedhist resume a"
+
+
+def test_resumed(tmp_path: Path) -> None:
+    """What stopped it, and that the files are the same, is for test_kill.py."""
+    folder = tmp_path / "a"
+    assert fedhist("run", *QUICK, "--out", "a", cwd=tmp_path).returncode == 0
+    finished = fedhist("resume", "a", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert finished.stdout.strip() == "a is finished; there is nothing to go on with."
+    begun = folder / "checkpoint" / "begun.json"
+    begun.parent.mkdir()
+    wrongs = {
+        "was stopped before it began; delete it and start again.": None,
+        "begun.json cannot be read": "{",
+        "names the unknown command 'dance'": '{"command": "dance", "fedhist": "0.1"}',
+        "was begun with fedhist 0.0.1 and cannot go on to the bit": '{"command": "run", "fedhist": "0.0.1"}',
+    }
+    for reason, content in wrongs.items():
+        if content is not None:
+            begun.write_text(content)
+        result = fedhist("resume", "a", cwd=tmp_path)
+        assert result.returncode == 2
+        assert reason in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    for reason, name in {"is not the folder of a run": "b", "holds no config.toml": "."}.items():
+        result = fedhist("resume", name, cwd=tmp_path)
+        assert result.returncode == 2
+        assert reason in result.stderr

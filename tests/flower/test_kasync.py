@@ -478,7 +478,7 @@ def test_a_full_disk_does_not_stop_the_server(grid: FakeGrid, tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("fedhist.snapshot.write", full)
-    history = run(grid, rounds=2, checkpoint=tmp_path).history()
+    history = run(grid, rounds=2, checkpoint=tmp_path).history
     assert history.rounds == 2
     reasons = [event["reason"] for event in history.events if event["event"] == "not saved"]
     assert reasons

@@ -165,7 +165,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.warns(CheckpointWarning, match="could not be written .*No space left"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.warns(CheckpointWarning, match="could not be written .*No space left"),
+    ):
         patched.setattr("os.fsync", full)
         finished = fh.simulate("fedhist", task, **options(), resume=tmp_path, checkpoint_every=0)
     assert file.read_bytes() == before
