@@ -18,6 +18,7 @@ ROOMS = {
     "snapshot": {"errors", "files"},
     "streams": {"errors"},
     "noise": set(),
+    "screening": {"errors"},
     "parameters": {"errors"},
     "arrivals": {"errors"},
     "models": {"errors"},
@@ -31,13 +32,13 @@ ROOMS = {
     "settings": {"errors", "files"},
     "folder": {"errors", "files", "settings"},
     "simulation": {
-        "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "snapshot",
-        "strategies", "streams", "training",
+        "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "screening",
+        "snapshot", "strategies", "streams", "training",
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "history", "methods", "snapshot", "strategies"},
+    "flower": {"arrivals", "errors", "history", "methods", "screening", "snapshot", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Arrivals": "arrivals",
+    "BadUpload": "errors",
     "Comparison": "history",
     "Constant": "simulation.devices",
     "Contrastive": "objectives",
@@ -21,6 +22,7 @@ _HOME = {
     "DynSGD": "strategies",
     "Explicit": "simulation.devices",
     "Exponential": "simulation.devices",
+    "Faults": "simulation.faults",
     "FedAvg": "strategies",
     "FedHist": "strategies",
     "FedHistError": "errors",
@@ -73,7 +75,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from fedhist.arrivals import Arrivals
     from fedhist.data import SplitNotice, Task, dirichlet, exclusive, iid, load_task, shards
-    from fedhist.errors import DataError, DivergedError, FedHistError, InvalidInput
+    from fedhist.errors import BadUpload, DataError, DivergedError, FedHistError, InvalidInput
     from fedhist.history import Comparison, History, Record
     from fedhist.methods import Method
     from fedhist.models import LeNet
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
         random_arrivals,
     )
     from fedhist.simulation.engine import compare, simulate, simulate_many
+    from fedhist.simulation.faults import Faults
     from fedhist.simulation.trial import Trial
     from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
     from fedhist.training import LocalSGD

@@ -22,6 +22,10 @@ class DataError(FedHistError):
     """A data set that is missing, damaged or cannot be downloaded."""
 
 
+class BadUpload(FedHistError):
+    """An upload was not fit to be aggregated, and the policy is to stop then."""
+
+
 class DivergedError(FedHistError, ArithmeticError):
     """Training produced NaN or infinity."""
 

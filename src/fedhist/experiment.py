@@ -14,6 +14,7 @@ from fedhist.methods import METHODS, Method, as_method, build, parse_spec
 from fedhist.settings import Settings
 from fedhist.simulation.devices import DEVICES, Devices, SlowGroup
 from fedhist.simulation.engine import OnRound, compare
+from fedhist.simulation.faults import Faults
 from fedhist.training import LocalSGD
 
 
@@ -46,6 +47,9 @@ def run_experiment(
         server_lr=settings.server_lr,
         concurrency=settings.concurrency,
         eval_every=eval_every,
+        faults=faults_of(settings),
+        bad_updates=settings.bad_updates,
+        max_norm_ratio=settings.max_norm_ratio,
         device=settings.device,
         trainer=settings.trainer,
         engine=settings.engine,
@@ -77,6 +81,15 @@ def devices_of(settings: Settings) -> Devices:
     devices: Devices = build(name, DEVICES[name], options)
     slow = slow_clients(settings)
     return SlowGroup(slow, positive("slow_speed", settings.slow_speed), devices) if slow else devices
+
+
+def faults_of(settings: Settings) -> Faults | None:
+    """Return how uploads break on their way."""
+    if settings.faults is None:
+        return None
+    name, options = parse_spec("faults", f"faults:{settings.faults}", {"faults": Faults})
+    faults: Faults = build(name, Faults, options)
+    return faults
 
 
 def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:

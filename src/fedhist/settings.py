@@ -61,6 +61,10 @@ class Settings(BaseModel):
     slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
     slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
 
+    faults: str | None = _in("Faults", None, "How uploads break on their way, such as nan=0.01,huge=0.02,lost=0.1.")
+    bad_updates: str = _in("Faults", "reject", "What to do with a bad upload: reject, clip or stop.")
+    max_norm_ratio: float = _in("Faults", 1000.0, "How many times as long as usual an upload may be.")
+
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
     eval_every: int | None = _in(

@@ -10,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from torch import Tensor, nn
 
 from fedhist.errors import InvalidInput
-from fedhist.flower.wire import LAYOUT, Refused, pack, unpack
+from fedhist.flower.wire import LAYOUT, pack, unpack
+from fedhist.screening import Refused
 
 ARRAYS, METRICS, CONFIG, EXAMPLES, IDENTITY = "arrays", "metrics", "config", "num-examples", "client-id"
 """Flower's own names for records, and ours for who a client is."""

@@ -6,15 +6,15 @@ Node numbers are the network's; clients have dense numbers from 0, which strateg
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from fedhist.errors import InvalidInput, number, positive, whole
+from fedhist.errors import BadUpload, InvalidInput, number, positive, whole
+from fedhist.screening import MAX_NORM_RATIO, Refused, Screen
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
@@ -102,22 +102,6 @@ def named(node: int, identity: str | None) -> str:
     return f"node {node}" if identity is None else f"client {identity}"
 
 
-class Norms:
-    """Knows how long uploads usually are, and so which are absurd."""
-
-    def __init__(self, factor: float, remember: int = 100) -> None:
-        self.factor = positive("max_norm_ratio", factor)
-        self.recent: deque[float] = deque(maxlen=remember)
-        self.model = 0.0
-        """How long the model itself is: a scale that no client sets alone."""
-
-    def absurd(self, norm: float, others: Iterable[float]) -> float | None:
-        """Return the usual length if `norm` is more than `factor` times as long, and as the model."""
-        known = [*self.recent, *others]
-        usual = max(statistics.median(known), self.model) if known else 0.0
-        return usual if usual > 0 and norm > self.factor * usual else None
-
-
 class Exchange:
     """The books of a K-async server.
 
@@ -135,6 +119,8 @@ class Exchange:
         Seconds after which a round closes with the uploads there are, if there is one; None waits for all K.
     max_norm_ratio
         How many times as long as usual an upload may be.
+    bad_updates
+        What to do with a bad upload: "reject" it, "clip" one that is only too long, or "stop".
     """
 
     def __init__(
@@ -143,14 +129,15 @@ class Exchange:
         num_clients: int,
         patience: float,
         max_round_wait: float | None = None,
-        max_norm_ratio: float = 1000.0,
+        max_norm_ratio: float = MAX_NORM_RATIO,
+        bad_updates: str = "reject",
     ) -> None:
         self.k = whole("k", k, 1)
         if num_clients < k:
             raise InvalidInput(f"k={k} uploads a round need at least as many clients, got num_clients={num_clients}.")
         self.patience = positive("timeout", patience)
         self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
-        self.clients, self.norms = Clients(num_clients), Norms(max_norm_ratio)
+        self.clients, self.screen = Clients(num_clients), Screen(bad_updates, max_norm_ratio)
         self.version = 1
         self.opened = 0.0
         self.events: list[dict[str, Any]] = []
@@ -238,9 +225,10 @@ class Exchange:
         if any(client == each.client for each in self._waiting):
             self._failed(node, time, "rejected", f"client {upload.identity or client} is in this round already")
             return
-        usual = self.norms.absurd(upload.norm, [each.upload.norm for each in self._waiting])
-        if usual is not None:
-            self._failed(node, time, "rejected", _absurd(upload.norm, usual))
+        try:
+            upload = self._admitted(node, upload, [each.upload.norm for each in self._waiting], time)
+        except Refused as reason:
+            self._failed(node, time, "rejected", str(reason))
             return
         known.failures = 0
         self._unseen = True
@@ -278,18 +266,31 @@ class Exchange:
 
     def close(self, taken: Iterable[Arrival], time: float) -> None:
         """Open the next round."""
-        self.norms.recent.extend(arrival.upload.norm for arrival in taken)
+        self.screen.norms.recent.extend(arrival.upload.norm for arrival in taken)
         self.version += 1
         self.opened = time
+
+    def _admitted(self, node: int, upload: Upload, others: Collection[float], time: float) -> Upload:
+        """Return an upload as it is let in; raise if it is not."""
+        scale = self.screen.scale(upload.norm, others)
+        if scale == 1:
+            return upload
+        if upload.rest:
+            raise Refused(f"its length {upload.norm:.3g} is absurd, and running statistics cannot be shortened")
+        self.note(time, "clipped", node, reason=f"its length was {upload.norm:.3g}")
+        return replace(upload, delta=upload.delta * scale, norm=upload.norm * scale)
 
     def _drop_absurd(self, time: float) -> None:
         """Look again at the first uploads of a run, which came when there was nothing to compare them with."""
         norms = [arrival.upload.norm for arrival in self._waiting]
         for i, arrival in enumerate(list(self._waiting) if len(norms) > 1 else []):
-            usual = self.norms.absurd(arrival.upload.norm, norms[:i] + norms[i + 1 :])
-            if usual is not None:
+            try:
+                upload = self._admitted(arrival.node, arrival.upload, norms[:i] + norms[i + 1 :], time)
+            except Refused as reason:
                 self._waiting.remove(arrival)
-                self._failed(arrival.node, time, "rejected", _absurd(arrival.upload.norm, usual))
+                self._failed(arrival.node, time, "rejected", str(reason))
+            else:
+                self._waiting[self._waiting.index(arrival)] = replace(arrival, upload=upload)
         self._unseen = False
 
     def _settle(self, message: str, time: float) -> int | None:
@@ -303,6 +304,8 @@ class Exchange:
         return node
 
     def _failed(self, node: int, time: float, kind: str, reason: str) -> None:
+        if kind == "rejected" and self.screen.policy == "stop":
+            raise BadUpload(f"node {node}'s upload in round {self.version} is bad: {reason}.")
         known = self._nodes[node]
         known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
         known.failures += 1
@@ -317,7 +320,3 @@ class Exchange:
         }
         here |= {named(arrival.node, arrival.upload.identity) for arrival in self._waiting}
         return sorted(self.clients.numbers.keys() - here, key=lambda name: not name.startswith("node "))
-
-
-def _absurd(norm: float, usual: float) -> str:
-    return f"its length {norm:.3g} is absurd where {usual:.3g} is usual"

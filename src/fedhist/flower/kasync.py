@@ -11,11 +11,12 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedhist.errors import FedHistError, number, positive, require, whole
+from fedhist.errors import FedHistError, choice, number, positive, require, whole
 from fedhist.flower.client import ARRAYS, CONFIG, EXAMPLES
 from fedhist.flower.session import EvaluateFn, Session
 from fedhist.history import History
 from fedhist.methods import Method, as_method
+from fedhist.screening import MAX_NORM_RATIO, POLICIES
 from fedhist.strategies import Strategy
 
 
@@ -67,7 +68,10 @@ class KAsync:
     max_round_wait
         Seconds after which a round closes with fewer than K uploads, if there is one at all. None always waits.
     max_norm_ratio
-        Uploads so many times as long as usual are refused.
+        Uploads so many times as long as usual are bad.
+    bad_updates
+        What to do with an upload that cannot be read, is no number or is absurdly long: "reject" it, "clip" it if
+        only its length is wrong, or "stop".
     trainable
         Names of the entries the strategy works on, or a function of a name. By default all floating-point
         entries but running statistics. The others are averaged by examples.
@@ -95,7 +99,8 @@ class KAsync:
         poll_interval: float = 0.5,
         refresh_interval: float = 2.0,
         max_round_wait: float | None = None,
-        max_norm_ratio: float = 1000.0,
+        max_norm_ratio: float = MAX_NORM_RATIO,
+        bad_updates: str = "reject",
         trainable: Iterable[str] | Callable[[str], bool] | None = None,
         packed: bool = False,
         evaluate_every: int = 10,
@@ -123,6 +128,7 @@ class KAsync:
         self.refresh_interval = positive("refresh_interval", refresh_interval)
         self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
         self.max_norm_ratio = positive("max_norm_ratio", max_norm_ratio)
+        self.bad_updates = choice("bad_updates", bad_updates, POLICIES)
         self.trainable, self.packed = trainable, packed
         self.evaluate_every = whole("evaluate_every", evaluate_every, 0)
         self.fraction_evaluate = number("fraction_evaluate", fraction_evaluate, 0, 1)

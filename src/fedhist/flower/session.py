@@ -24,8 +24,9 @@ from fedhist.errors import DivergedError, FedHistError
 from fedhist.flower.client import upload_identity
 from fedhist.flower.exchange import Arrival, Exchange, Upload
 from fedhist.flower.metrics import MOST_EXAMPLES, averaged, examples_in, reported
-from fedhist.flower.wire import LAYOUT, Refused, Wire, decode, pack, unpack
+from fedhist.flower.wire import LAYOUT, Wire, decode, pack, unpack
 from fedhist.history import History, Record
+from fedhist.screening import Refused
 from fedhist.strategies import FedHist
 from fedhist.strategies.base import widen
 from fedhist.strategies.fedhist import default_history
@@ -141,7 +142,9 @@ class Session:
         if self.wire.dtype == torch.float64:
             widen(self.strategy)
         self.expected = expected
-        self.books = Exchange(options.k, room, self.timeout, options.max_round_wait, options.max_norm_ratio)
+        self.books = Exchange(
+            options.k, room, self.timeout, options.max_round_wait, options.max_norm_ratio, options.bad_updates
+        )
         self.books.opened = self.now
 
     def _publish(self) -> None:
@@ -152,7 +155,7 @@ class Session:
             name, round_ = self.options.method.name, self.books.version - 1
             raise DivergedError(f"{name} diverged in round {round_}: {error}.") from None
         self.versions[self.books.version] = sent
-        self.books.norms.model = _length(self.model)
+        self.books.screen.norms.model = _length(self.model)
 
     def _resumed(self) -> bool:
         folder = self.options.checkpoint
@@ -180,7 +183,7 @@ class Session:
         self.records = [Record(**record) for record in state["records"]]
         self.books.version, self.books.events = state["version"], state["events"]
         self.books.clients.numbers = state["clients"]
-        self.books.norms.recent.extend(state["norms"])
+        self.books.screen.norms.recent.extend(state["norms"])
         for metrics in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
         self._origin -= state["elapsed"]
@@ -217,7 +220,7 @@ class Session:
             "version": self.books.version,
             "elapsed": self.now,
             "clients": self.books.clients.numbers,
-            "norms": list(self.books.norms.recent),
+            "norms": list(self.books.screen.norms.recent),
             "events": self.books.events,
             "records": [vars(record) for record in self.records],
         }

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.errors import InvalidInput, require
+from fedhist.screening import Refused
 
 PACKED, LAYOUT = "packed", "fedhist-layout"
 """The one array of a packed model, and the record that says what lies where in it."""
@@ -25,10 +26,6 @@ LONGEST_NAME = 200
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each entry."""
-
-
-class Refused(Exception):
-    """Why a reply cannot be used."""
 
 
 def decode(array: Array) -> NDArray[Any]:

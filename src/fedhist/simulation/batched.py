@@ -129,8 +129,11 @@ class _Group:
                 table[:count, start : start + k].copy_(values.view(count, k, *self._shape))
             start += k
 
-    def uploads(self, done: Tensor, place: Tensor) -> tuple[Tensor, ...]:
-        """Store the versions that open this round and return its uploads, ``(K, P)`` for each run."""
+    def uploads(self, done: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Store the versions that open this round; return each run's uploads, ``(K, P)``, and how long they are.
+
+        The last of the three is how long the run's model is, ``(1,)``.
+        """
         self.versions.index_copy_(0, self._store.index_select(0, done)[0], self.models)
         received = self.versions.index_select(0, self._fetch.index_select(0, done)[0])
         index, weight = (
@@ -149,7 +152,10 @@ class _Group:
         if self.objective.uses_previous:
             self._previous.index_copy_(0, owners, received - uploads)
             self._known.index_fill_(0, owners, 1)
-        return torch.split(uploads, self.ks)
+        norms, lengths = (torch.linalg.vector_norm(vectors, dim=1) for vectors in (uploads, self.models))
+        return list(
+            zip(torch.split(uploads, self.ks), torch.split(norms, self.ks), torch.split(lengths, 1), strict=True)
+        )
 
     def _rows(self, place: int, versions: NDArray[np.int64]) -> Tensor:
         """Return where some versions of a run lie."""
@@ -226,6 +232,8 @@ class BatchedRounds:
         self._facts = self._facts.to(device)
         self._ks = [run.schedule.k for run in runs]
         self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
+        self._norms = torch.zeros((self._rounds, sum(self._ks)), device=device)
+        self._lengths = torch.zeros((self._rounds, len(runs)), device=device)
         self._recorded = 0
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
@@ -262,14 +270,16 @@ class BatchedRounds:
     def _round(self) -> None:
         """One round of all runs, without a look at any value."""
         trained = self._side_by_side([partial(group.uploads, self._done, self._place) for group in self._groups])
-        deltas = {
+        by_run = {
             i: upload
             for members, uploads in zip(self._members, trained, strict=True)
             for i, upload in zip(members, uploads, strict=True)
         }
+        deltas, norms, lengths = zip(*(by_run[i] for i in range(len(self.runs))), strict=True)
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
         weights = self._side_by_side([partial(self._close, i, deltas[i], facts[i]) for i in range(len(self.runs))])
-        self._weights.index_copy_(0, self._done, torch.cat(weights)[None].to(self._weights.dtype))
+        for table, parts in ((self._weights, weights), (self._norms, norms), (self._lengths, lengths)):
+            table.index_copy_(0, self._done, torch.cat(parts)[None].to(table.dtype))
         self._done += 1
         self._place += 1
 
@@ -310,11 +320,15 @@ class BatchedRounds:
         return [results[i] for i in range(len(self.runs))]
 
     def _bring_home(self) -> None:
-        """Copy the weights given since the last time into the histories."""
+        """Copy the weights given since the last time into the histories, and look at the uploads' lengths."""
         since = slice(self._recorded, int(self._done))
-        given = torch.split(self._weights[since].cpu(), self._ks, dim=1)
-        for run, weights in zip(self.runs, given, strict=True):
-            run.history.weights[since] = weights.numpy()
+        if since.start == since.stop:
+            return
+        weights, norms = (torch.split(table[since].cpu(), self._ks, dim=1) for table in (self._weights, self._norms))
+        lengths = self._lengths[since].cpu().numpy()
+        for i, run in enumerate(self.runs):
+            run.history.weights[since] = weights[i].numpy()
+            run.look_at(since.start + 1, norms[i].numpy(), lengths[:, i])
         self._recorded = since.stop
 
     def state(self, round_: int) -> list[dict[str, Tensor]]:

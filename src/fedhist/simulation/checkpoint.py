@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fedhist.simulation.run import Run
 
 KIND = "a checkpoint of a fedhist simulation, 1"
+LIVE = "live "
+"""What the names of trainers begin with that take arrivals one by one."""
 EVERY = 10.0
 """Seconds between checkpoints, if nobody says otherwise."""
 SHARE = 0.02
@@ -132,7 +134,10 @@ class Checkpoints:
 
     def begun(self, numbers: Sequence[int], trainer: str) -> list[Wave]:
         """Return the saved waves of these trials."""
-        found = [wave for wave in self._waves if not wave.members.keys().isdisjoint(numbers)]
+        live = trainer.startswith(LIVE)
+        found = [
+            w for w in self._waves if w.trainer.startswith(LIVE) == live and not w.members.keys().isdisjoint(numbers)
+        ]
         for wave in found:
             if wave.trainer != trainer:
                 raise FedHistError(
@@ -237,7 +242,7 @@ class Keeper:
 
     def after(self, round_: int) -> None:
         """Save if it is time, and stop if that was asked for."""
-        last = all(round_ == run.trial.rounds for run in self.runs.values())
+        last = all(round_ == run.trial.rounds or run.lost or run.suspect for run in self.runs.values())
         if last or self._asked or self.folder.due():
             self._save(round_)
         if self._asked:
@@ -258,7 +263,9 @@ class Keeper:
             "trainer": self.trainer,
             "runs": told,
         }
-        self.folder.write(f"runs-{self.trainer}-{min(self.runs):05d}.safetensors", tensors, about, started)
+        self.folder.write(
+            f"runs-{self.trainer.replace(' ', '-')}-{min(self.runs):05d}.safetensors", tensors, about, started
+        )
 
 
 def run_state(run: Run, round_: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -271,6 +278,8 @@ def run_state(run: Run, round_: int) -> tuple[dict[str, Tensor], dict[str, Any]]
         "records": [vars(record) for record in history.records],
         "events": history.events,
         "lost": None if run.lost is None else str(run.lost),
+        "suspect": run.suspect,
+        "norms": list(run.norms.recent),
     }
     return tensors, told
 
@@ -288,6 +297,8 @@ def restore_run(run: Run, wave: Wave, place: int) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FedHistError(f"the checkpoint of {run.trial} does not fit it: {error}.") from error
     run.lost = None if told["lost"] is None else DivergedError(told["lost"])
+    run.suspect = told["suspect"]
+    run.norms.recent.extend(told["norms"])
 
 
 def outside_buffers(strategy: Strategy) -> dict[str, object]:
@@ -350,6 +361,9 @@ def described(trial: Trial) -> dict[str, Any]:
         "server_lr": trial.server_lr,
         "concurrency": trial.concurrency,
         "eval_every": trial.eval_every,
+        "faults": None if trial.faults is None else repr(trial.faults),
+        "bad_updates": trial.bad_updates,
+        "max_norm_ratio": trial.max_norm_ratio,
         "the schedule": None if trial.schedule is None else _checksum(trial.schedule.clients, trial.schedule.staleness),
         "the data": _checksum(*data, task.examples, task.offsets),
         "the first model": _checksum(model),

@@ -6,9 +6,11 @@ training then runs over it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,11 +234,11 @@ class _Pool:
     def __init__(self, num_clients: int, busy: int, stream: Stream) -> None:
         self._everyone_works = busy == num_clients
         self._busy, self._stream = busy, stream
-        self._idle = np.arange(num_clients)  # the last `busy` are not
+        self.idle = np.arange(num_clients)  # the last `busy` are not
 
     def first(self) -> NDArray[np.int64]:
         """Return who starts."""
-        return self._idle.copy() if self._everyone_works else self._draw(self._busy, len(self._idle), 0)
+        return self.idle.copy() if self._everyone_works else self._draw(self._busy, len(self.idle), 0)
 
     def exchange(self, arrived: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
         """Take in the clients of each row, a round from `round_` on, and return as many to send the model."""
@@ -244,19 +246,82 @@ class _Pool:
             return arrived
         sent = np.empty_like(arrived)
         k = arrived.shape[1]
-        end = len(self._idle) - self._busy + k
+        end = len(self.idle) - self._busy + k
         for row, clients in enumerate(arrived):
-            self._idle[end - k : end] = clients
+            self.idle[end - k : end] = clients
             sent[row] = self._draw(k, end, round_ + row)
         return sent
 
     def _draw(self, count: int, end: int, round_: int) -> NDArray[np.int64]:
         """Draw from the first `end`, at a cost that does not depend on how many they are."""
         picks = (self._stream.at(round_, 2).random(count) * np.arange(end, end - count, -1)).astype(np.int64)
-        ids = self._idle.data  # single numbers are read from the buffer five times as fast
+        ids = self.idle.data  # single numbers are read from the buffer five times as fast
         for last, pick in zip(range(end - 1, end - count - 1, -1), picks.tolist(), strict=True):
             ids[pick], ids[last] = ids[last], ids[pick]  # a partial Fisher-Yates shuffle towards the end
-        return self._idle[end - count : end].copy()
+        return self.idle[end - count : end].copy()
+
+
+class Start(NamedTuple):
+    """A client at work: when its upload arrives, the number of this start, who it is and what it was sent."""
+
+    time: float
+    number: int
+    client: int
+    version: int
+
+
+class LiveClock:
+    """The same clock for rounds in which an arrival may not count: it knows the past only.
+
+    The parameters are those of :func:`make_schedule`, whose arrivals it gives as long as all count.
+    """
+
+    def __init__(self, num_clients: int, k: int, devices: Devices, seed: int, concurrency: int | None) -> None:
+        busy = num_clients if concurrency is None else concurrency
+        self._k, self._jitter, self._means = k, devices.jitter, devices.mean_times(num_clients, seed)
+        self._stream = Stream(seed, "schedule")
+        self._pool = _Pool(num_clients, busy, self._stream)
+        self._count = 0
+        self.waiting: list[Start] = []
+        """A heap: the first is the next to arrive."""
+        self._send(self._pool.first(), 0.0, 1, work_gammas(busy, self._jitter, self._stream.at(0, 1)))
+
+    def _send(self, clients: NDArray[np.int64], time: float, version: int, gammas: NDArray[np.float64]) -> None:
+        times = time + work_times(self._means[clients], self._jitter, gammas)
+        for at, client in zip(times.tolist(), clients.tolist(), strict=True):
+            heapq.heappush(self.waiting, Start(at, self._count, client, version))
+            self._count += 1
+
+    def upcoming(self, count: int) -> list[Start]:
+        """Return those who arrive next, unless somebody begins again and is faster."""
+        return heapq.nsmallest(count, self.waiting)
+
+    def pop(self) -> Start:
+        """Return the next arrival, which is no longer waited for."""
+        return heapq.heappop(self.waiting)
+
+    def again(self, start: Start, version: int) -> None:
+        """Send a version to a client whose upload did not count."""
+        gammas = work_gammas(1, self._jitter, self._stream.at(self._count, 3))
+        self._send(np.array([start.client]), start.time, version, gammas)
+
+    def close(self, arrived: Sequence[Start], round_: int) -> None:
+        """Send the next version to as many clients as have arrived, those or others that are idle."""
+        sent = self._pool.exchange(np.array([[start.client for start in arrived]]), round_)[0]
+        self._send(sent, arrived[-1].time, round_ + 1, work_gammas(self._k, self._jitter, self._stream.at(round_, 1)))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return all that the clock knows."""
+        times, *rest = zip(*self.waiting, strict=True)
+        columns = np.array(rest, np.int64)
+        return {"times": np.array(times), "starts": columns, "count": np.array(self._count), "idle": self._pool.idle}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what :meth:`state` returned."""
+        columns = (state["times"].tolist(), *state["starts"].tolist())
+        self.waiting = [Start(*values) for values in zip(*columns, strict=True)]
+        self._count = int(state["count"])
+        self._pool.idle = state["idle"].copy()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fedhist.errors import FedHistError, InvalidInput
@@ -71,7 +72,9 @@ def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound
 
 
 def _without_task(trial: Trial) -> dict[str, Any]:
-    names = ("k", "rounds", "local", "devices", "seed", "server_lr", "concurrency", "eval_every")
+    names = [
+        field.name for field in fields(trial) if field.init and field.name not in ("strategy", "task", "objective")
+    ]
     return {"strategy": trial.method, **{name: getattr(trial, name) for name in names}}
 
 

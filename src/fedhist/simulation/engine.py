@@ -17,10 +17,13 @@ from fedhist.errors import InvalidInput, choice, require, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.screening import MAX_NORM_RATIO
 from fedhist.simulation.batched import BatchedRounds
-from fedhist.simulation.checkpoint import EVERY, Checkpoints, Keeper
+from fedhist.simulation.checkpoint import EVERY, LIVE, Checkpoints, Keeper
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.simulation.faults import Faults
+from fedhist.simulation.live import LiveRounds
 from fedhist.simulation.memory import available, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
@@ -41,6 +44,10 @@ OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories, so far, of the runs that take it together."""
 
 ENGINES = ("local", "ray")
+
+
+class BegunAgain(UserWarning):
+    """A run met an upload that must be sent back, so that the arrivals after it are not those of its schedule."""
 
 
 class Rounds(Protocol):
@@ -76,6 +83,9 @@ def simulate(
     concurrency: int | None = None,
     eval_every: int = 100,
     schedule: History | Schedule | None = None,
+    faults: Faults | None = None,
+    bad_updates: str = "reject",
+    max_norm_ratio: float = MAX_NORM_RATIO,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -100,6 +110,9 @@ def simulate(
         concurrency=concurrency,
         eval_every=eval_every,
         schedule=schedule,
+        faults=faults,
+        bad_updates=bad_updates,
+        max_norm_ratio=max_norm_ratio,
     )
     return simulate_many(
         [trial],
@@ -124,6 +137,9 @@ def compare(
     server_lr: float = 1.0,
     concurrency: int | None = None,
     eval_every: int = 100,
+    faults: Faults | None = None,
+    bad_updates: str = "reject",
+    max_norm_ratio: float = MAX_NORM_RATIO,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -177,6 +193,9 @@ def compare(
             server_lr=server_lr,
             concurrency=concurrency,
             eval_every=eval_every,
+            faults=faults,
+            bad_updates=bad_updates,
+            max_norm_ratio=max_norm_ratio,
         )
         for method in chosen
         for seed, own in tasks.items()
@@ -255,22 +274,34 @@ def simulate_many(
     if folder is not None:
         saved = Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)
     histories: dict[int, History] = {}
-    for together in _batches(trials, kinds):
-        kind = kinds[together[0]]
-        begun = saved.begun(together, kind) if saved else []
-        fresh = [i for i in together if not any(i in wave.members for wave in begun)]
-        per_client = _bytes_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
-        needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in fresh}
-        data = sum({trials[i].task.data: trials[i].task.bytes_for(devices[0]) for i in together}.values())
-        budgets = [available(each) - data for each in devices]
-        waves = [(wave.members, wave) for wave in begun]
-        for members, wave in [*waves, *((each, None) for each in in_waves(needs, budgets, list(map(str, trials))))]:
-            runs = {i: Run(trials[i], *planned[i], devices[place]) for i, place in members.items()}
-            with _exactly(devices), contextlib.closing(_rounds_of(kind, list(runs.values()))) as rounds:
-                keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
-                _advance(list(runs.values()), rounds, on_round, keeper)
-            histories |= {i: run.history for i, run in runs.items()}
-            del runs, rounds, keeper  # before the next wave takes their memory
+    todo = list(range(len(trials)))
+    while todo:
+        suspects: dict[int, str] = {}
+        for together in _batches(trials, kinds, todo):
+            kind = kinds[together[0]]
+            begun = saved.begun(together, kind) if saved else []
+            fresh = [i for i in together if not any(i in wave.members for wave in begun)]
+            per_client = _bytes_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
+            needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in fresh}
+            data = sum({trials[i].task.data: trials[i].task.bytes_for(devices[0]) for i in together}.values())
+            budgets = [available(each) - data for each in devices]
+            waves = [(wave.members, wave) for wave in begun]
+            for members, wave in [*waves, *((each, None) for each in in_waves(needs, budgets, list(map(str, trials))))]:
+                runs = {i: Run(trials[i], *planned[i], devices[at], live=is_live(kind)) for i, at in members.items()}
+                with _exactly(devices), contextlib.closing(_rounds_of(kind, list(runs.values()))) as rounds:
+                    keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
+                    _advance(list(runs.values()), rounds, on_round, keeper)
+                histories |= {i: run.history for i, run in runs.items()}
+                suspects |= {i: run.suspect for i, run in runs.items() if run.suspect}
+                del runs, rounds, keeper  # before the next wave takes their memory
+        for i, why in suspects.items():
+            kinds[i] = live_kind(kinds[i])
+            warnings.warn(
+                f"{trials[i]}: {why}; the run begins again, arrival by arrival, since from there on others come.",
+                BegunAgain,
+                stacklevel=2,
+            )
+        todo = list(suspects)
     return [histories[i] for i in range(len(trials))]
 
 
@@ -291,11 +322,11 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
     return planned
 
 
-def _batches(trials: Sequence[Trial], kinds: Sequence[str]) -> list[list[int]]:
-    """Return the places of trials that can take their rounds together."""
+def _batches(trials: Sequence[Trial], kinds: Sequence[str], places: Iterable[int]) -> list[list[int]]:
+    """Return which trials at these places can take their rounds together."""
     batches: dict[tuple[object, ...], list[int]] = {}
-    for i, trial in enumerate(trials):
-        batches.setdefault((kinds[i], trial.rounds, trial.eval_every), []).append(i)
+    for i in places:
+        batches.setdefault((kinds[i], trials[i].rounds, trials[i].eval_every), []).append(i)
     return list(batches.values())
 
 
@@ -365,7 +396,7 @@ def _kinds(name: str, trials: Sequence[Trial], device: torch.device) -> list[str
         key = *trial.task.data, id(trial.task.model), sameness(trial.method.objective)
         if key not in known:
             known[key] = _kind(name, trial, device)
-        kinds.append(known[key])
+        kinds.append(known[key] if trial.faults is None else live_kind(known[key]))
     return kinds
 
 
@@ -391,6 +422,16 @@ def _kind(name: str, trial: Trial, device: torch.device) -> str:
             return "reference"
         return "batched"
     return "native" if name == "auto" else name
+
+
+def is_live(kind: str) -> bool:
+    """Return whether a trainer takes arrivals one by one."""
+    return kind.startswith(LIVE)
+
+
+def live_kind(kind: str) -> str:
+    """Return the trainer that takes arrivals one by one and is otherwise alike; clients cannot be batched then."""
+    return LIVE + ("reference" if kind == "batched" else kind)
 
 
 class _SeveralDevices:
@@ -430,12 +471,14 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     """Return what takes the runs through their rounds."""
     if kind == "batched":
         return _SeveralDevices(runs)
-    if kind in ("threaded", "native"):
-        trainer = ThreadedTrainer(native=kind == "native")
-        for run in runs:
-            trainer.prepare(run.task, run.seed, run.method.objective)
-        return QueuedRounds(runs, trainer)
-    return QueuedRounds(runs, ReferenceTrainer(runs[0].device))
+    one_by_one = LiveRounds if is_live(kind) else QueuedRounds
+    kind = kind.removeprefix(LIVE)
+    if kind == "reference":
+        return one_by_one(runs, ReferenceTrainer(runs[0].device))
+    trainer = ThreadedTrainer(native=kind == "native")
+    for run in runs:
+        trainer.prepare(run.task, run.seed, run.method.objective)
+    return one_by_one(runs, trainer)
 
 
 def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:
@@ -445,6 +488,8 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
     started = time.perf_counter() - before
     with keeper.watching() if keeper else contextlib.nullcontext():
         for round_ in range(done + 1, trial.rounds + 1):
+            if all(run.lost or run.suspect for run in runs):
+                break  # what is left to do is not done here
             rounds.step(round_)
             if round_ % trial.eval_every == 0 or round_ == trial.rounds:
                 for run, result in zip(runs, rounds.evaluate(), strict=True):

@@ -82,15 +82,13 @@ class QueuedRounds:
         # Copies, so that a strategy that changes its arguments changes nobody else's.
         facts = run.schedule.staleness[row], clients, run.sizes[row]
         staleness, ids, sizes = (torch.tensor(fact, device=run.device) for fact in facts)
+        norms, length = torch.linalg.vector_norm(uploads, dim=1), torch.linalg.vector_norm(run.model)
+        run.look_at(round_, norms.cpu().numpy()[None], length.cpu().numpy()[None])
         run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False))
         if run.strategy.last_weights is not None:
             run.history.weights[row] = run.strategy.last_weights.cpu().numpy()
-        if run.lost is None and not bool(torch.isfinite(run.model.sum())):
-            broken = (~torch.isfinite(uploads).all(dim=1)).nonzero()[:, 0].tolist()
-            what = "the model became NaN or infinite"
-            if broken:
-                what = f"client {clients[broken[0]]} uploaded NaN or infinity"
-            run.diverged(round_, f"{what} in round {round_}")
+        if not bool(torch.isfinite(run.model.sum())):
+            run.diverged(round_, f"the model became NaN or infinite in round {round_}")
 
     def evaluate(self) -> list[Evaluation]:
         """Evaluate all runs' models."""

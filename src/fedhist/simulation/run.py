@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
+from fedhist.screening import REMEMBERED, Norms
 from fedhist.simulation.checkpoint import outside_buffers
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
 from fedhist.strategies.base import widen
 from fedhist.training import Evaluation
 
+MOST_EVENTS = 100_000
+"""Events of a run that are kept."""
+
 
 class Run:
     """The state of one trial, and the steps that are the same however its clients are trained."""
 
-    def __init__(self, trial: Trial, schedule: Schedule, plan: VersionPlan, device: torch.device) -> None:
+    def __init__(
+        self, trial: Trial, schedule: Schedule, plan: VersionPlan, device: torch.device, *, live: bool = False
+    ) -> None:
+        if live:  # filled as arrivals come
+            like = schedule.clients
+            tables = np.full_like(like, -1), np.zeros_like(like), np.zeros(like.shape)
+            schedule = Schedule(schedule.num_clients, *tables)
         self.trial, self.schedule, self.plan, self.device = trial, schedule, plan, device
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
         self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
@@ -34,6 +46,9 @@ class Run:
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
         self.lost: DivergedError | None = None
         """Why the numbers of this run mean nothing any more."""
+        self.suspect: str | None = None
+        """An upload that may have to be sent back, after which nothing is as scheduled."""
+        self.norms = Norms(trial.max_norm_ratio)
         self.outside_buffers = outside_buffers(self.strategy)
         self.history = History(
             method=self.method.name,
@@ -55,13 +70,50 @@ class Run:
         )
         self.model.sub_(update, alpha=self.trial.server_lr)  # Eq. 4
 
+    def note(self, round_: int, time: float, event: str, **more: object) -> None:
+        """Keep an event for the history."""
+        if len(self.history.events) < MOST_EVENTS:
+            self.history.events.append({"time": time, "round": round_, "event": event, **more})
+
     def diverged(self, round_: int, what: str) -> None:
         """Take note that the run has left the numbers; it is not looked at again, and runs beside it go on."""
-        if self.lost is None:
+        if self.lost is None and self.suspect is None:
             hint = f"check the data and the learning rate lr={self.local.lr:g}"
             self.lost = DivergedError(f"{self.trial}: {what}; {hint}.")
-            time = float(self.schedule.time[round_ - 1])
-            self.history.events.append({"time": time, "round": round_, "event": "diverged", "reason": what})
+            self.note(round_, float(self.schedule.arrived[round_ - 1, -1]), "diverged", reason=what)
+
+    def look_at(self, first: int, norms: NDArray[np.float32], models: NDArray[np.float32]) -> None:
+        """Look at the lengths of the uploads of some rounds, ``(rounds, K)``, and of the models then, ``(rounds,)``.
+
+        If one would have to be sent back, the schedule no longer holds from there on: the run is suspect, and
+        begun again arrival by arrival. If most are that bad, it is the run that has gone wrong.
+        """
+        if self.lost is not None or self.suspect is not None:
+            return
+        with np.errstate(invalid="ignore"):
+            fine = norms <= self.norms.factor * models[:, None]
+        if fine.all():
+            self.norms.recent.extend(norms.ravel()[-REMEMBERED:].tolist())
+            return
+        for round_, (row, model) in enumerate(zip(norms.tolist(), models.tolist(), strict=True), start=first):
+            self.norms.model = model
+            good: list[float] = []
+            for place, norm in enumerate(row):
+                if not math.isfinite(norm) or self.norms.absurd(norm, good) is not None:
+                    self._doubt(round_, place, row, model)
+                    return
+                good.append(norm)
+            self.norms.recent.extend(row)
+
+    def _doubt(self, round_: int, place: int, row: list[float], model: float) -> None:
+        client, norm = self.schedule.clients[round_ - 1, place], row[place]
+        what = f"client {client} uploaded {'a huge update' if math.isfinite(norm) else 'NaN or infinity'}"
+        known = row if len(row) > 2 else [*self.norms.recent, *row]
+        usual = statistics.median(each if math.isfinite(each) else math.inf for each in known)
+        if math.isinf(usual) or usual > model > 0 or self.trial.schedule is not None:
+            self.diverged(round_, f"{what} in round {round_}")
+        else:
+            self.suspect = f"{what} in round {round_}"
 
     def record(self, round_: int, result: Evaluation) -> None:
         """Append an evaluation to the history."""

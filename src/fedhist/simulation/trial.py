@@ -9,8 +9,10 @@ from fedhist.errors import InvalidInput, positive, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.screening import MAX_NORM_RATIO, Screen
 from fedhist.simulation.clock import Schedule, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
+from fedhist.simulation.faults import Faults
 from fedhist.strategies import Strategy
 from fedhist.training import LocalSGD
 
@@ -54,6 +56,13 @@ class Trial:
         Rounds between evaluations; the last round is always evaluated.
     schedule
         Arrivals that were recorded, as the history of a deployment or of another run, instead of `devices`.
+    faults
+        How uploads break on their way, to see what becomes of a run then.
+    bad_updates
+        What to do with an upload that is no number, is absurdly long or is not what was asked for: "reject" it,
+        "clip" it if only its length is wrong, or "stop".
+    max_norm_ratio
+        How many times as long as usual, and as the model, an upload may be.
     """
 
     strategy: Strategy | str | Method
@@ -68,6 +77,9 @@ class Trial:
     concurrency: int | None = field(default=None, kw_only=True)
     eval_every: int = field(default=100, kw_only=True)
     schedule: History | Schedule | None = field(default=None, kw_only=True)
+    faults: Faults | None = field(default=None, kw_only=True)
+    bad_updates: str = field(default="reject", kw_only=True)
+    max_norm_ratio: float = field(default=MAX_NORM_RATIO, kw_only=True)
 
     method: Method = field(init=False, repr=False)
 
@@ -80,12 +92,18 @@ class Trial:
         whole("seed", self.seed)
         whole("eval_every", self.eval_every, 1)
         positive("server_lr", self.server_lr)
+        Screen(self.bad_updates, self.max_norm_ratio)
+        require(
+            self.faults is None or isinstance(self.faults, Faults),
+            f"faults must be a fedhist.Faults, got {type(self.faults).__name__}.",
+        )
         if self.schedule is not None:
             require(
                 isinstance(self.schedule, (History, Schedule)),
                 f"schedule must be a fedhist.History, got {type(self.schedule).__name__}.",
             )
             require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
+            require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
             recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
 
