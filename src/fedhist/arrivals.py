@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,8 +34,10 @@ class Arrivals:
     clients: Tensor
     num_examples: Tensor
     validate: InitVar[bool] = True
+    validated: bool = field(init=False, repr=False)
 
     def __post_init__(self, validate: bool) -> None:
+        object.__setattr__(self, "validated", validate)
         if validate:
             self._check()
 

@@ -81,6 +81,9 @@ class Strategy(nn.Module):
             k <= self.k and num_params == self.num_params,
             f"{name} was set up for {self.k} uploads of {self.num_params} parameters, got {k} of {num_params}.",
         )
+        if arrivals.validated:  # by somebody who can bear that a GPU is waited for
+            highest = int(arrivals.clients.max())
+            require(highest < self.num_clients, f"{name} was set up for {self.num_clients} clients, got client {highest}.")
         update: Tensor = super().__call__(arrivals)
         return update
 
