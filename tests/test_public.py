@@ -37,7 +37,7 @@ ROOMS = {
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},
-    "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
+    "paper": {"data", "errors", "files", "history", "report", "simulation", "training"},
     "flower": {"arrivals", "errors", "history", "methods", "screening", "snapshot", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip

@@ -87,6 +87,34 @@ def test_the_best_rate_is_chosen_by_validation_and_run_on_the_test_set() -> None
     assert tables.tuned_cells(found, (*rates, 1.0), [0]) == []  # a rate that was not tried might be the best
 
 
+def test_the_tuned_table_compares_by_seed_and_shows_what_was_chosen() -> None:
+    def result(percent: float) -> dict[str, object]:
+        return {"accuracy": [percent / 100], "round": [1]}
+
+    base = Cell("digits", "fedhist", 0.3, 10, 5, lr=0.1)
+    avg = replace(base, method="fedavg")
+    tested = {replace(base, seed=seed): result(60 + seed) for seed in range(3)}
+    tested |= {replace(avg, seed=seed): result(58 + 2 * seed) for seed in range(3)}
+    tried = {replace(avg, lr=lr, validation=True): result(percent) for lr, percent in {0.1: 55.0, 0.2: 54.0}.items()}
+    table = tables.tuned({**tested, **tried}).splitlines()
+    assert "| method | N/K = 10 | FedHist minus it |" in table
+    assert "| FedAvg | 60.0 ± 2.0 (lr 0.1) | +1.0 ± 2.5 |" in table
+    assert "| FedHist | 61.0 ± 1.0 (lr 0.1) |  |" in table
+    assert "| FedAvg | **55.0** | 54.0 |" in table
+
+
+def test_sensitivity_is_the_difference_to_the_defaults() -> None:
+    base = Cell("digits", "fedhist", 0.3, 10, 5, validation=True)
+    found = {
+        replace(base, method=method, seed=seed): {"accuracy": [percent / 100], "round": [1]}
+        for method, percents in {"fedhist": (50, 52, 54), "fedhist:alpha=0.2": (51, 53, 55)}.items()
+        for seed, percent in enumerate(percents)
+    }
+    table = tables.sensitivity(found).splitlines()
+    assert "|  | defaults | 52.0 ± 2.0 |  |" in table
+    assert "| α | alpha=0.2 | 53.0 ± 2.0 | +1.0 ± 0.0 |" in table
+
+
 def test_the_rare_class_lies_with_slow_clients() -> None:
     cell = figure5(SCALES["smoke"], [0])[0]
     task = cell.task()

@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in EXPERIMENTS if args.experiment == "all" else [args.experiment]:
         cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
         there = finished(cells)
-        missing = f" ({len(cells) - len(there)} of {len(cells)} runs are missing)" if len(there) < len(cells) else ""
         if name == "tuned":
-            cells = tuned_cells(there, scale.rates, seeds)
-            there = finished(cells)
+            tested = tuned_cells(there, scale.rates, seeds)
+            cells, there = [*cells, *tested], {**there, **finished(tested)}
+        missing = f" ({len(cells) - len(there)} of {len(cells)} runs are missing)" if len(there) < len(cells) else ""
         if not there:
             print(f"{name}: nothing there yet{missing}.")
             continue

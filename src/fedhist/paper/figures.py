@@ -10,8 +10,11 @@ import numpy as np
 
 from fedhist.files import whole_file
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, SENSITIVITY
-from fedhist.paper.tables import Results, beta_name, by_seed, final, label, rare_accuracy
+from fedhist.paper.tables import Results, beta_name, by_seed, changed, final, rare_accuracy, shown
 from fedhist.report.curves import COLOURS, DASHES
+
+FAR = -7.0, 3.0
+"""Points from the defaults at which the axis of the sensitivities ends, so that small differences can be seen."""
 
 
 def _panels(results: Results) -> list[tuple[int, float | None]]:
@@ -19,7 +22,7 @@ def _panels(results: Results) -> list[tuple[int, float | None]]:
     return [(r, b) for r in sorted({r for r, _ in present}) for b in BETAS if (r, b) in present]
 
 
-def _figure(panels: Sequence[object]) -> tuple[Any, Any, list[Any]]:
+def _figure(panels: Sequence[object], height: float = 3.1) -> tuple[Any, Any, list[Any]]:
     import matplotlib  # noqa: PLC0415 (a second to import)
 
     matplotlib.use("Agg")
@@ -27,7 +30,10 @@ def _figure(panels: Sequence[object]) -> tuple[Any, Any, list[Any]]:
 
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3.1 * rows), layout="constrained", squeeze=False)
+    size = (3.6 * columns, height * rows)
+    figure, axes = plt.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=size, layout="constrained"
+    )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -62,25 +68,27 @@ def curves(results: Results, methods: Mapping[str, str], path: Path) -> Path:
                 )
         axis.set_title(f"N/K = {ratio}, {beta_name(beta)}", fontsize=10)
         axis.set_xlabel("round")
-    axes[0].set_ylabel("test accuracy (%)")
+        axis.set_ylabel("test accuracy (%)")
+        axis.label_outer()
     axes[0].legend(frameon=False, fontsize=7, loc="lower right")
     return _save(plt, figure, path)
 
 
-def bars(results: Results, methods: Sequence[str], measure: Callable[[Mapping[str, Any]], float], path: Path) -> Path:
-    """Draw one bar a method, one panel a setting; a dot is a seed."""
+def figure5(results: Results, path: Path) -> Path:
+    """Draw Figure 5: accuracy on the class that only slow clients hold, a bar a method, a dot a seed."""
     panels = _panels(results)
     plt, figure, axes = _figure(panels)
     for axis, (ratio, beta) in zip(axes, panels, strict=False):
-        for i, method in enumerate(methods):
-            values = list(by_seed(results, measure, method=method, ratio=ratio, beta=beta).values())
+        for i, method in enumerate(FAIRNESS.values()):
+            values = list(by_seed(results, rare_accuracy, method=method, ratio=ratio, beta=beta).values())
             if values:
                 axis.barh(i, np.mean(values), color=COLOURS[0] if method.startswith("fedhist") else "#B0B0B0")
                 axis.plot(values, [i] * len(values), "k.", markersize=3)
-        axis.set_yticks(range(len(methods)), [label(method) for method in methods], fontsize=7)
-        axis.invert_yaxis()
+        axis.set_yticks(range(len(FAIRNESS)), FAIRNESS, fontsize=8)
         axis.set_title(f"N/K = {ratio}, {beta_name(beta)}", fontsize=10)
-        axis.set_xlabel("accuracy (%)")
+        axis.set_xlabel("accuracy on the tenth class (%)")
+        axis.label_outer()
+    axes[0].invert_yaxis()
     return _save(plt, figure, path)
 
 
@@ -94,14 +102,37 @@ def figure4(results: Results, path: Path) -> Path:
     return curves(results, ABLATION, path)
 
 
-def figure5(results: Results, path: Path) -> Path:
-    """Draw Figure 5: accuracy on the class that only slow clients hold."""
-    return bars(results, FAIRNESS, rare_accuracy, path)
-
-
 def sensitivity(results: Results, path: Path) -> Path:
-    """Draw what one changed option of FedHist does."""
-    return bars(results, ["fedhist", *(s for specs in SENSITIVITY.values() for s in specs)], final, path)
+    """Draw how far one changed option takes FedHist from its defaults: a dot is a seed, a stroke the mean."""
+    panels = _panels(results)
+    plt, figure, axes = _figure(panels, height=6.4)
+    places: dict[str, float] = {}
+    for group, methods in enumerate(SENSITIVITY.values()):
+        places |= {method: len(places) + i + 0.8 * group for i, method in enumerate(methods)}
+    for axis, (ratio, beta) in zip(axes, panels, strict=False):
+        default = by_seed(results, final, method="fedhist", ratio=ratio, beta=beta)
+        for method, place in places.items():
+            own = by_seed(results, final, method=method, ratio=ratio, beta=beta)
+            gaps = [own[seed] - default[seed] for seed in own if seed in default]
+            if not gaps:
+                continue
+            mean = float(np.mean(gaps))
+            if FAR[0] < mean < FAR[1]:
+                axis.plot(gaps, [place] * len(gaps), ".", color=COLOURS[0], markersize=5, alpha=0.6)
+                axis.plot(mean, place, "|", color=COLOURS[0], markersize=10, markeredgewidth=2)
+            else:
+                edge, side, text = (
+                    (FAR[0], "left", f" ← {mean:.1f}") if mean < 0 else (FAR[1], "right", f"{mean:.1f} → ")
+                )
+                axis.text(edge, place, text, ha=side, va="center", fontsize=8, color=COLOURS[0])
+        axis.axvline(0, color="black", linewidth=1)
+        axis.set_xlim(*FAR)
+        axis.set_yticks(list(places.values()), map(changed, places), fontsize=8)
+        axis.set_title(f"N/K = {ratio}, {beta_name(beta)}\ndefaults: {shown(default.values())} %", fontsize=10)
+        axis.set_xlabel("points above the defaults")
+        axis.label_outer()
+    axes[0].invert_yaxis()
+    return _save(plt, figure, path)
 
 
 FIGURES: Mapping[str, Callable[[Results, Path], Path]] = {

@@ -10,8 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedhist.methods import as_method
-from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, Cell
+from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, TUNED, Cell
 
 Results = Mapping[Cell, Mapping[str, Any]]
 
@@ -23,9 +22,9 @@ def published() -> dict[str, Any]:
     return table
 
 
-def label(method: str) -> str:
-    """Return what a method is called in tables."""
-    return as_method(method).name
+def changed(method: str) -> str:
+    """Return what a method has other than its default options."""
+    return method.partition(":")[2] or "defaults"
 
 
 def beta_name(beta: float | None) -> str:
@@ -82,6 +81,15 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, f
     return statistics.fmean(gaps), float(half)
 
 
+def _gap(a: Mapping[int, float], b: Mapping[int, float]) -> str:
+    gap = difference(a, b)
+    return "–" if gap is None else f"{gap[0]:+z.1f} ± {gap[1]:.1f}"
+
+
+def _several(results: Results) -> bool:
+    return len({cell.seed for cell in results}) > 1
+
+
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
 
@@ -127,7 +135,7 @@ def table1(results: Results) -> str:
     With two seeds and more a column follows: FedHist minus the method with a 95 % interval, split by split.
     """
     lines: list[str] = []
-    several = len({cell.seed for cell in results}) > 1
+    several = _several(results)
     for dataset, ratio in _settings(results):
         betas = _betas(results)
         values = {
@@ -151,10 +159,9 @@ def table1(results: Results) -> str:
                     text = f"{mark}{text}{mark}"
                 paper = _paper_accuracy(dataset, ratio, beta, name)
                 row.append(text + (f" ({paper:.1f})" if paper is not None else ""))
-            gaps = [difference(values["fedhist", beta], values[method, beta]) for beta in betas]
             if several:
-                told = ", ".join("–" if gap is None else f"{gap[0]:+.1f} ± {gap[1]:.1f}" for gap in gaps)
-                row.append("" if method == "fedhist" else told)
+                gaps = ", ".join(_gap(values["fedhist", beta], values[method, beta]) for beta in betas)
+                row.append("" if method == "fedhist" else gaps)
             rows.append(row)
         header = ["method", *map(beta_name, betas), *(["FedHist minus it"] if several else [])]
         lines += [f"**{dataset}, N/K = {ratio}**", "", *_markdown(header, rows), ""]
@@ -198,15 +205,14 @@ def figure4(results: Results) -> str:
 
 def figure5(results: Results) -> str:
     """Return Figure 5: accuracy on the rare class, then on the worst class, on all, and for the slowest clients."""
-    methods = {label(method): method for method in FAIRNESS}
-    worst = _by_setting(results, methods, lambda r: 100 * min(a for a in r["per_class"] if a is not None))
+    worst = _by_setting(results, FAIRNESS, lambda r: 100 * min(a for a in r["per_class"] if a is not None))
     return "\n\n".join(
         [
-            f"Class {RARE_CLASS + 1}:\n\n{_by_setting(results, methods, rare_accuracy)}",
+            f"Class {RARE_CLASS + 1}:\n\n{_by_setting(results, FAIRNESS, rare_accuracy)}",
             f"The worst class:\n\n{worst}",
-            f"All classes:\n\n{_by_setting(results, methods, final)}",
+            f"All classes:\n\n{_by_setting(results, FAIRNESS, final)}",
             *(
-                f"What the {name} third of the clients see:\n\n{_by_setting(results, methods, tier(place))}"
+                f"What the {name} third of the clients see:\n\n{_by_setting(results, FAIRNESS, tier(place))}"
                 for place, name in enumerate(("fastest", "middle", "slowest"))
             ),
         ]
@@ -232,28 +238,49 @@ def tuned_cells(results: Results, rates: Iterable[float], seeds: Iterable[int]) 
 
 
 def tuned(results: Results) -> str:
-    """Return the comparison with each method's own learning rate."""
-    ratios = sorted({cell.ratio for cell in results})
-    rows = []
-    for method in dict.fromkeys(cell.method for cell in results):
-        row = [label(method)]
+    """Return the comparison with each method's own learning rate, then the accuracies these were chosen by, in bold."""
+    ratios, rates = (sorted({getattr(cell, name) for cell in results}) for name in ("ratio", "lr"))
+    chosen = {(cell.method, cell.ratio): cell.lr for cell in results if not cell.validation}
+    several, rows = _several(results), []
+    for name, method in TUNED.items():
+        row = [name]
         for ratio in ratios:
-            rate = {cell.lr for cell in results if (cell.method, cell.ratio) == (method, ratio)}
-            values = by_seed(results, final, method=method, ratio=ratio).values()
-            row.append(f"{shown(values)} (lr {', '.join(f'{r:g}' for r in sorted(rate))})")
+            own, hist = (by_seed(results, final, method=m, ratio=ratio, validation=False) for m in (method, "fedhist"))
+            row.append(f"{shown(own.values())} (lr {chosen[method, ratio]:g})" if own else "–")
+            if several:
+                row.append("" if method == "fedhist" else _gap(hist, own))
         rows.append(row)
-    return "\n".join(_markdown(["method", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+    header = [text for r in ratios for text in (f"N/K = {r}", *(["FedHist minus it"] if several else []))]
+    lines = ["Test accuracy:", "", *_markdown(["method", *header], rows)]
+    for ratio in ratios:
+        rows = []
+        for name, method in TUNED.items():
+            tried = {
+                lr: shown(by_seed(results, final, method=method, ratio=ratio, lr=lr, validation=True).values())
+                for lr in rates
+            }
+            best = chosen.get((method, ratio))
+            rows.append([name, *(f"**{text}**" if lr == best else text for lr, text in tried.items())])
+        header = ["method", *(f"lr {lr:g}" for lr in rates)]
+        lines += ["", f"Accuracy on held-back training data, N/K = {ratio}:", "", *_markdown(header, rows)]
+    return "\n".join(lines)
 
 
 def sensitivity(results: Results) -> str:
-    """Return what one changed option does, on held-back data."""
+    """Return what one changed option does, on held-back data; with several seeds, the difference to the defaults."""
     ratios = sorted({cell.ratio for cell in results})
-    rows = []
+    several, rows = _several(results), []
     for group, specs in {"": ("fedhist",), **SENSITIVITY}.items():
         for spec in specs:
-            values = [shown(by_seed(results, final, method=spec, ratio=r).values()) for r in ratios]
-            rows.append([group, label(spec), *values])
-    return "\n".join(_markdown(["", "FedHist with", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+            row = [group, changed(spec)]
+            for ratio in ratios:
+                own, default = (by_seed(results, final, method=m, ratio=ratio) for m in (spec, "fedhist"))
+                row.append(shown(own.values()))
+                if several:
+                    row.append("" if spec == "fedhist" else _gap(own, default))
+            rows.append(row)
+    header = [text for r in ratios for text in (f"N/K = {r}", *(["minus defaults"] if several else []))]
+    return "\n".join(_markdown(["", "FedHist with", *header], rows))
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {
