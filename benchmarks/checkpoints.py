@@ -45,7 +45,7 @@ def measure(method: str, ratio: int, dataset: str, seconds: float, device: str) 
     Keeper._save = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            fh.simulate(method, task, k=10, rounds=1_000_000, device=device, on_round=watch, checkpoint=Path(folder))
+            fh.simulate(method, task, k=10, rounds=100_000, device=device, on_round=watch, checkpoint=Path(folder))
     except Enough:
         took = time.perf_counter() - started
     finally:

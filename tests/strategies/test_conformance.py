@@ -211,6 +211,8 @@ def test_calls_that_do_not_fit_are_told() -> None:
         fh.FedHist()(stream(1)[0])
     with pytest.raises(fh.InvalidInput, match="FedHist was set up for 3 uploads of 30 parameters, got 4 of 30."):
         fh.FedHist().setup(N, 3, P)(stream(1)[0])
+    with pytest.raises(fh.InvalidInput, match=r"FedHist was set up for 4 clients, got client \d+\."):
+        fh.FedHist().setup(4, 4, P)(stream(1)[0])
 
     class Short(fh.Strategy):
         def weights(self, arrivals: fh.Arrivals) -> Tensor:

@@ -169,7 +169,7 @@ class _Group:
 
     def state(self, place: int, round_: int) -> dict[str, Tensor]:
         """Return what a run needs after a round, besides its model."""
-        state = {"versions": self.versions[self._rows(place, self.runs[place].schedule.held_after(round_))]}
+        state = {"versions": self.versions[self._rows(place, self.runs[place].plan.held_after(round_))]}
         if self.objective.uses_previous:
             known = self._known[self._holders(place)].nonzero()[:, 0]
             state["previous.clients"] = known
@@ -178,9 +178,7 @@ class _Group:
 
     def restore(self, place: int, round_: int, state: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`state` returned after a round."""
-        self.versions[self._rows(place, self.runs[place].schedule.held_after(round_))] = state["versions"].to(
-            self.device
-        )
+        self.versions[self._rows(place, self.runs[place].plan.held_after(round_))] = state["versions"].to(self.device)
         if self.objective.uses_previous:
             known = state["previous.clients"].to(self.device)
             self._known[self._holders(place)][known] = 1

@@ -56,11 +56,6 @@ class Schedule:
         """The model version each upload was computed from, ``(rounds, K)``; version r opens round r."""
         return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1
 
-    def held_after(self, round_: int) -> NDArray[np.int64]:
-        """Return the versions up to `round_` that some client will still upload from, in order."""
-        later = np.unique(self.versions[round_:])
-        return later[later <= round_]
-
 
 def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
     """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation."""
@@ -335,6 +330,12 @@ class VersionPlan:
     slots: NDArray[np.int64]
     """``(rounds + 2,)``: the slot of each version, -1 for one that nobody uploads from."""
     num_slots: int
+    last_use: NDArray[np.int64]
+    """``(rounds + 2,)``: the round of each version's last upload, 0 if there is none."""
+
+    def held_after(self, round_: int) -> NDArray[np.int64]:
+        """Return the versions up to `round_` that some client will still upload from, in order."""
+        return np.flatnonzero(self.last_use[: round_ + 1] > round_)
 
 
 def plan_versions(schedule: Schedule) -> VersionPlan:
@@ -357,4 +358,4 @@ def plan_versions(schedule: Schedule) -> VersionPlan:
             free.append(count)
             count += 1
         slots[version] = free.pop()
-    return VersionPlan(np.array(slots), count)
+    return VersionPlan(np.array(slots), count, last_use)

@@ -101,7 +101,7 @@ class QueuedRounds:
         """
         states = []
         for run, versions, previous in zip(self.runs, self._versions, self._previous, strict=True):
-            slots = torch.from_numpy(run.plan.slots[run.schedule.held_after(round_)])
+            slots = torch.from_numpy(run.plan.slots[run.plan.held_after(round_)])
             state = {"versions": versions[slots.to(versions.device)]}
             if run.method.objective.uses_previous:
                 state["previous.clients"] = torch.tensor(list(previous), dtype=torch.int64)
@@ -112,7 +112,7 @@ class QueuedRounds:
     def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned after a round."""
         for i, (run, state) in enumerate(zip(self.runs, states, strict=True)):
-            slots = torch.from_numpy(run.plan.slots[run.schedule.held_after(round_)])
+            slots = torch.from_numpy(run.plan.slots[run.plan.held_after(round_)])
             self._versions[i][slots.to(run.device)] = state["versions"].to(run.device)
             if run.method.objective.uses_previous:
                 clients, models = state["previous.clients"].tolist(), state["previous"].to(run.device)

@@ -83,7 +83,9 @@ class Strategy(nn.Module):
         )
         if arrivals.validated:  # by somebody who can bear that a GPU is waited for
             highest = int(arrivals.clients.max())
-            require(highest < self.num_clients, f"{name} was set up for {self.num_clients} clients, got client {highest}.")
+            require(
+                highest < self.num_clients, f"{name} was set up for {self.num_clients} clients, got client {highest}."
+            )
         update: Tensor = super().__call__(arrivals)
         return update
 
