@@ -32,10 +32,10 @@ ROOMS = {
         "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "strategies", "streams",
         "training",
     },
-    "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
+    "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "strategies", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "files", "history", "methods", "strategies"},
+    "flower": {"arrivals", "errors", "files", "history", "methods", "noise", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_command_line_starts_without_torch() -> None:
 def test_core_needs_only_torch_and_numpy() -> None:
     code = (
         "import sys\n"
-        "for name in ('typer', 'rich', 'pydantic', 'safetensors', 'sklearn', 'scipy', 'matplotlib'):\n"
+        "for name in ('typer', 'rich', 'pydantic', 'safetensors', 'sklearn', 'scipy', 'matplotlib', 'dp_accounting'):\n"
         "    sys.modules[name] = None\n"
         "import fedhist\n"
         "print(len([getattr(fedhist, name) for name in fedhist.__all__]))"

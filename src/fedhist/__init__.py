@@ -31,6 +31,7 @@ _HOME = {
     "LogNormal": "simulation.devices",
     "Method": "methods",
     "Pareto": "simulation.devices",
+    "Private": "strategies",
     "Proximal": "objectives",
     "REFL": "strategies",
     "Record": "history",
@@ -91,5 +92,5 @@ if TYPE_CHECKING:
     )
     from fedhist.simulation.engine import compare, simulate, simulate_many
     from fedhist.simulation.trial import Trial
-    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Private, Strategy
     from fedhist.training import LocalSGD

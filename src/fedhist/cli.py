@@ -69,7 +69,7 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
         field = Settings.model_fields[name]
         many = name == "strategy" and several
         # run takes a list as well, to say so when it is given several
-        kind = list[str] if name == "strategy" else str if name == "split" else field.annotation
+        kind = list[str] if name == "strategy" else str if name in ("split", "noise") else field.annotation
         default = "fedavg fedhist" if many else "fedhist" if name == "strategy" else field.default
         shown = "" if default is None else f" Default: {default}."
         extra = field.json_schema_extra
@@ -124,7 +124,7 @@ def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, fla
             runs[0].save(part)
             _save_model(runs[0], part)
             settings.write(part / "config.toml")
-    _show(runs, settings.target)
+    _show(runs, settings)
     console.print(f"Results are in {_short(folder)}.", highlight=False, soft_wrap=True)
 
 
@@ -147,7 +147,7 @@ def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False,
                 _save_model(history, inner)
             draw_curves(runs, part / "curves.png", settings.target)
             settings.write(part / "config.toml")
-    _show(runs, settings.target)
+    _show(runs, settings)
     console.print(
         f"Curves are in {_short(folder / 'curves.png')}, all results in {_short(folder)}.",
         highlight=False,
@@ -322,12 +322,15 @@ def _accuracies(histories: Sequence[History]) -> str:
     return ", ".join(f"{name} {100 * sum(a) / len(a):.1f} %" for name, a in latest.items())
 
 
-def _show(runs: Comparison, target: float) -> None:
+def _show(runs: Comparison, settings: Settings) -> None:
     from fedhist.report.table import cells, rows  # noqa: PLC0415
 
     table = Table(title=f"{runs[0].task}: test accuracy in %")
-    for column in ("method", "final", "best", f"rounds to {100 * target:g} %", "mean staleness"):
+    columns = ["method", "final", "best", f"rounds to {100 * settings.target:g} %", "mean staleness"]
+    if any(history.summary().get("epsilon") is not None for history in runs):
+        columns.append(f"ε at δ = {settings.delta:g}")
+    for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows(runs, target):
+    for row in rows(runs, settings.target):
         table.add_row(*cells(row))
     console.print(table)

@@ -61,6 +61,11 @@ class Settings(BaseModel):
     slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
     slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
 
+    clip: float | None = _in("Privacy", None, "Longest upload; with noise_multiplier, differential privacy.")
+    noise_multiplier: float | None = _in("Privacy", None, "Noise in multiples of the clip; 0 only clips.")
+    noise: Literal["upload", "sum"] = _in("Privacy", "upload", "Where noise is added: upload or sum.")
+    delta: float = _in("Privacy", 1e-5, "Delta at which epsilon is told.")
+
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
     eval_every: int | None = _in(
