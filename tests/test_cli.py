@@ -76,7 +76,7 @@ def test_privacy_is_shown_and_kept(tmp_path: Path) -> None:
     result = fedhist("run", "--strategy", "fedavg:by_examples=false", *QUICK, *private, "--out", "a", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     history = fh.History.load(tmp_path / "a")
-    assert "ε at δ = 0.0001" in result.stdout and f"{history.epsilon[-1]:.3g}" in result.stdout
+    assert "ε at δ = 0.0001" in result.stdout and f" {history.epsilon[-1]:.3g} " in result.stdout
     again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert fh.History.load(tmp_path / "b").records == history.records

@@ -54,10 +54,10 @@ def test_cells() -> None:
 
 def test_epsilon_is_the_largest_over_the_seeds() -> None:
     runs = [history("A", seed, [0.25]) for seed in (0, 1)]
-    for run, spent in zip(runs, (2.0, 31.4159), strict=True):
+    for run, spent in zip(runs, (2.0, 3141.59), strict=True):
         run.records = [replace(run.records[0], epsilon=spent)]
     (row,) = rows(fh.Comparison(runs), target=0.5)
-    assert row.epsilon == 31.4159 and cells(row)[-1] == "31.4"
+    assert row.epsilon == 3141.59 and cells(row)[-1] == "3,142"
     assert rows(RUNS, target=0.5)[0].epsilon is None
 
 

@@ -144,7 +144,7 @@ def test_clients_that_do_it_themselves_are_only_counted() -> None:
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Balle and Wang (2018), Thm. 8, with the sensitivity over the standard deviation as μ."""
+    """The analytic Gaussian mechanism (Balle and Wang, 2018), μ being the sensitivity over the standard deviation."""
 
     def phi(x: float) -> float:
         return math.erfc(-x / math.sqrt(2)) / 2

@@ -77,5 +77,5 @@ def cells(row: Row) -> tuple[str, ...]:
         percent(row.best, row.best_spread),
         rounds,
         f"{row.mean_staleness:.1f}",
-        *([] if row.epsilon is None else [f"{row.epsilon:.3g}"]),
+        *([] if row.epsilon is None else [f"{row.epsilon:,.0f}" if row.epsilon >= 100 else f"{row.epsilon:.3g}"]),
     )

@@ -43,7 +43,7 @@ def gaussian_epsilon(noise_multiplier: float, uploads: float, delta: float) -> f
     """Return the ε, at `delta`, of so many uploads with noise of `noise_multiplier` times the clip.
 
     Gaussian mechanisms compose, adaptively too, to exactly one with √uploads times the sensitivity (Dong, Roth and Su,
-    2019, Cor. 3.3), and its ε is known exactly (Balle and Wang, ICML 2018, Thm. 8). So this is no mere bound.
+    "Gaussian Differential Privacy", 2019), and its ε is known exactly (Balle and Wang, ICML 2018).
     """
     require(accountant_installed(), "epsilon needs dp-accounting; install it with: pip install 'fedhist[privacy]'.")
     from dp_accounting import get_epsilon_gaussian  # noqa: PLC0415
