@@ -70,6 +70,20 @@ def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
     assert fh.History.load(folder / "fedhist-ina=false-seed1").seed == 1
 
 
+def test_privacy_is_shown_and_kept(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    private = ["--clip", "0.5", "--noise-multiplier", "2", "--noise", "sum", "--delta", "1e-4"]
+    result = fedhist("run", "--strategy", "fedavg:by_examples=false", *QUICK, *private, "--out", "a", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    history = fh.History.load(tmp_path / "a")
+    assert "ε at δ = 0.0001" in result.stdout and f" {history.epsilon[-1]:.3g} " in result.stdout
+    again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert fh.History.load(tmp_path / "b").records == history.records
+    refused = fedhist("run", "--strategy", "fedhist", *QUICK, *private, cwd=tmp_path)
+    assert refused.returncode == 2 and "Error: noise='sum' does not protect uploads from FedHist" in refused.stderr
+
+
 def test_lists(tmp_path: Path) -> None:
     shown = fedhist("strategies", cwd=tmp_path).stdout
     assert all(name in shown for name in ("fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"))

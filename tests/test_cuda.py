@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
-from tests.strategies.test_conformance import MAKERS, K, N, P, close, stream, updates
+from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_captured_round_stays_right(name: str) -> None:
     """One CUDA graph, replayed for every round, gives what eager rounds give."""
     rounds = stream(24)
-    expected = updates(MAKERS[name](), rounds)
-    strategy = MAKERS[name]().setup(N, K, P, device="cuda")
+    expected = updates(ALL[name](), rounds)
+    strategy = ALL[name]().setup(N, K, P, device="cuda")
     static = [t.cuda() for t in (rounds[0].deltas, rounds[0].staleness, rounds[0].clients, rounds[0].num_examples)]
 
     def step() -> Tensor:

@@ -22,6 +22,15 @@ def test_readme_code_runs() -> None:
     assert len(names["runs"]) == 3  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_privacy_code_runs() -> None:
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "privacy.md").read_text(), flags=re.S)[0]
+    names: dict[str, object] = {}
+    exec(compile(block, "privacy.md", "exec"), names)
+    assert 0 < names["history"].epsilon[0] < names["history"].epsilon[1]  # type: ignore[attr-defined]
+
+
 def test_documents_link_to_what_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):

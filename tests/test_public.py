@@ -35,10 +35,10 @@ ROOMS = {
         "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "screening",
         "snapshot", "strategies", "streams", "training",
     },
-    "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
+    "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "strategies", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "history", "methods", "screening", "snapshot", "strategies"},
+    "flower": {"arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_command_line_starts_without_torch() -> None:
 def test_core_needs_only_torch_and_numpy() -> None:
     code = (
         "import sys\n"
-        "for name in ('typer', 'rich', 'pydantic', 'safetensors', 'sklearn', 'scipy', 'matplotlib'):\n"
+        "for name in ('typer', 'rich', 'pydantic', 'safetensors', 'sklearn', 'scipy', 'matplotlib', 'dp_accounting'):\n"
         "    sys.modules[name] = None\n"
         "import fedhist\n"
         "print(len([getattr(fedhist, name) for name in fedhist.__all__]))"

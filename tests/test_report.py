@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,15 @@ def test_cells() -> None:
     ]
     single = rows(fh.Comparison([history("A", 0, [0.25])]), target=0.5)[0]
     assert cells(single) == ("A", "25.0", "25.0", "not reached", "4.0")
+
+
+def test_epsilon_is_the_largest_over_the_seeds() -> None:
+    runs = [history("A", seed, [0.25]) for seed in (0, 1)]
+    for run, spent in zip(runs, (2.0, 3141.59), strict=True):
+        run.records = [replace(run.records[0], epsilon=spent)]
+    (row,) = rows(fh.Comparison(runs), target=0.5)
+    assert row.epsilon == 3141.59 and cells(row)[-1] == "3,142"
+    assert rows(RUNS, target=0.5)[0].epsilon is None
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:

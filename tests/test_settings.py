@@ -57,6 +57,22 @@ def test_all_stands_for_every_method() -> None:
     assert len(methods_of(Settings(strategy=("all",)))) == len(METHODS) == 8
 
 
+def test_privacy_is_put_around_every_method() -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    settings = Settings(strategy=("fedprox", "fedhist:ina=false"), clip=0.5, noise_multiplier=0.1, delta=1e-4)
+    prox, hist = methods_of(settings)
+    assert prox.name == "FedProx + Private(clip=0.5, noise_multiplier=0.1, delta=0.0001)"
+    assert hist.name == "FedHist(ina=False) + Private(clip=0.5, noise_multiplier=0.1, delta=0.0001)"
+    assert prox.objective == fh.Proximal() and isinstance(hist.strategy, fh.Private)
+    assert not isinstance(methods_of(Settings())[0].strategy, fh.Private)
+
+
+@pytest.mark.parametrize("given", [{"clip": 1.0}, {"noise_multiplier": 1.0}, {"noise": "sum"}])
+def test_privacy_by_halves_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(fh.InvalidInput, match="privacy needs both clip and noise_multiplier, got clip="):
+        methods_of(Settings(**given))  # type: ignore[arg-type]
+
+
 def test_devices_from_a_name() -> None:
     assert devices_of(Settings(devices="pareto:alpha=3,jitter=0.5")) == fh.Pareto(alpha=3, jitter=0.5)
     assert devices_of(Settings(devices="random")) == fh.random_arrivals()

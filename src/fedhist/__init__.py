@@ -33,6 +33,7 @@ _HOME = {
     "LogNormal": "simulation.devices",
     "Method": "methods",
     "Pareto": "simulation.devices",
+    "Private": "strategies",
     "Proximal": "objectives",
     "REFL": "strategies",
     "Record": "history",
@@ -94,5 +95,5 @@ if TYPE_CHECKING:
     from fedhist.simulation.engine import compare, simulate, simulate_many
     from fedhist.simulation.faults import Faults
     from fedhist.simulation.trial import Trial
-    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Private, Strategy
     from fedhist.training import LocalSGD

@@ -69,7 +69,7 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
         field = Settings.model_fields[name]
         many = name == "strategy" and several
         # run takes a list as well, to say so when it is given several
-        kind = list[str] if name == "strategy" else str if name == "split" else field.annotation
+        kind = list[str] if name == "strategy" else str if name in ("split", "noise") else field.annotation
         default = "fedavg fedhist" if many else "fedhist" if name == "strategy" else field.default
         shown = "" if default is None else f" Default: {default}."
         extra = field.json_schema_extra
@@ -164,7 +164,7 @@ def _carry_out(folder: RunFolder, quiet: bool) -> None:
         raise
     with folder.finishing() as out:
         _write(runs, folder.command, settings, out)
-    _show(runs, settings.target)
+    _show(runs, settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
     console.print(f"{curves} in {where}.", highlight=False, soft_wrap=True)
 
@@ -301,12 +301,15 @@ def _accuracies(histories: Sequence[History]) -> str:
     return ", ".join(f"{name} {100 * sum(a) / len(a):.1f} %" for name, a in latest.items())
 
 
-def _show(runs: Comparison, target: float) -> None:
+def _show(runs: Comparison, settings: Settings) -> None:
     from fedhist.report.table import cells, rows  # noqa: PLC0415
 
     table = Table(title=f"{runs[0].task}: test accuracy in %")
-    for column in ("method", "final", "best", f"rounds to {100 * target:g} %", "mean staleness"):
+    columns = ["method", "final", "best", f"rounds to {100 * settings.target:g} %", "mean staleness"]
+    if any(history.summary().get("epsilon") is not None for history in runs):
+        columns.append(f"ε at δ = {settings.delta:g}")
+    for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows(runs, target):
+    for row in rows(runs, settings.target):
         table.add_row(*cells(row))
     console.print(table)

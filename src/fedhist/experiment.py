@@ -10,11 +10,12 @@ from fedhist.data import Task, load_task, partition
 from fedhist.data.datasets import Progress
 from fedhist.errors import positive, require
 from fedhist.history import Comparison
-from fedhist.methods import METHODS, Method, as_method, build, parse_spec
+from fedhist.methods import METHODS, Method, as_method, build, describe, parse_spec
 from fedhist.settings import Settings
 from fedhist.simulation.devices import DEVICES, Devices, SlowGroup
 from fedhist.simulation.engine import OnRound, compare
 from fedhist.simulation.faults import Faults
+from fedhist.strategies import Private
 from fedhist.training import LocalSGD
 
 
@@ -62,7 +63,20 @@ def run_experiment(
 def methods_of(settings: Settings) -> list[Method]:
     """Return the methods to run; "all" stands for every one."""
     names = [name for given in settings.strategy for name in (METHODS if given == "all" else (given,))]
-    return [as_method(name) for name in names]
+    return [_private(as_method(name), settings) for name in names]
+
+
+def _private(method: Method, settings: Settings) -> Method:
+    """Return the method with clipping and noise around it, if the settings say so."""
+    clip, noise_multiplier = settings.clip, settings.noise_multiplier
+    if clip is None or noise_multiplier is None:
+        require(
+            clip is None and noise_multiplier is None and settings.noise == "upload",
+            f"privacy needs both clip and noise_multiplier, got clip={clip} and noise_multiplier={noise_multiplier}.",
+        )
+        return method
+    private = Private(method.strategy, clip, noise_multiplier, settings.noise, settings.delta)
+    return Method(f"{method.name} + {describe('Private', private)}", private, method.objective)
 
 
 def slow_clients(settings: Settings) -> range:

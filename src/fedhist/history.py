@@ -31,6 +31,13 @@ class Record:
     mean_staleness: float
     """Over the uploads since the evaluation before."""
     max_staleness: int
+    epsilon: float | None = None
+    """Privacy spent so far (see :class:`Private`); None, and not written, where nothing is promised."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the columns as they are written to a file."""
+        columns = asdict(self)
+        return columns if self.epsilon is not None else {k: v for k, v in columns.items() if k != "epsilon"}
 
 
 @dataclass(eq=False)
@@ -38,7 +45,7 @@ class History:
     """The course of one run.
 
     Evaluations can be read as columns: ``history.accuracy`` is the list of all accuracies, and likewise
-    ``round``, ``time``, ``loss``, ``per_class``, ``mean_staleness`` and ``max_staleness``.
+    ``round``, ``time``, ``loss``, ``per_class``, ``mean_staleness``, ``max_staleness`` and ``epsilon``.
     """
 
     method: str
@@ -89,6 +96,7 @@ class History:
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the run as a whole."""
         uploads = self.clients >= 0
+        spent = self.records[-1].epsilon if self.records else None
         return {
             "method": self.method,
             "seed": self.seed,
@@ -103,6 +111,7 @@ class History:
             "mean_staleness": float(self.staleness[uploads].mean()),
             "max_staleness": int(self.staleness.max()),
             "wall_seconds": self.wall_seconds,
+            **({} if spent is None else {"epsilon": spent}),
         }
 
     def save(self, folder: str | Path) -> Path:
@@ -111,7 +120,7 @@ class History:
         A run with events also has `events.jsonl`.
         """
         folder = Path(folder)
-        lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in self.records)
+        lines = "".join(json.dumps(record.line(), allow_nan=False) + "\n" for record in self.records)
         summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
         try:
             self._write(folder, lines, summary)

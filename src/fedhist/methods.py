@@ -43,13 +43,24 @@ METHODS: Mapping[str, _Entry] = {
 
 
 def describe(label: str, thing: object) -> str:
-    """Return a label with the options that differ from their defaults: ``FedHist(ina=False)``."""
+    """Return a label with the options that differ from their defaults: ``FedHist(ina=False)``.
+
+    A strategy inside is left out; see :func:`name_of`.
+    """
     options = []
     for name, parameter in inspect.signature(type(thing)).parameters.items():
         value = getattr(thing, name, parameter.default)
+        if isinstance(value, Strategy):
+            continue
         if repr(value) != repr(parameter.default):  # values may be arrays, which do not compare to one truth
             options.append(f"{name}={value!r}")
     return f"{label}({', '.join(options)})" if options else label
+
+
+def name_of(strategy: Strategy) -> str:
+    """Return a strategy's name, from the inside out: ``FedHist + Private(clip=1.0, noise_multiplier=0.5)``."""
+    own, inner = describe(type(strategy).__name__, strategy), getattr(strategy, "inner", None)
+    return f"{name_of(inner)} + {own}" if isinstance(inner, Strategy) else own
 
 
 def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
@@ -57,7 +68,7 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
     if isinstance(given, Method):
         method = given
     elif isinstance(given, Strategy):
-        method = Method(describe(type(given).__name__, given), given, CrossEntropy())
+        method = Method(name_of(given), given, CrossEntropy())
     elif isinstance(given, str):
         name, options = parse_spec("strategy", given, METHODS)
         made = build(name, METHODS[name].make, options)

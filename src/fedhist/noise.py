@@ -1,19 +1,22 @@
 """Gaussian noise that is a function of keys.
 
 It needs no generator whose state would have to be kept: a run that is resumed draws the same numbers, and so
-does a captured CUDA graph in which only the keys change. For simulation, and for privacy against readers of the
-results; the mixing function is not a cipher.
+does a captured CUDA graph in which only the keys change. The mixing function is not a cipher, so this is for
+simulation; noise that must stay secret comes from :func:`secret_gaussian`.
 """
 
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import Tensor
 
 _GOLDEN, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The constants of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), as signed 64-bit integers, which wrap."""
+PIECE = 1 << 20
+"""Secret numbers that are made at a time: on the way they take ten times their memory."""
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
@@ -40,8 +43,23 @@ def gaussian(keys: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Ten
     """Return standard normal numbers, ``(*keys.shape, size)``: the same keys, the same numbers."""
     half = (size + 1) // 2
     counter = torch.arange(2 * half, device=keys.device) * _GOLDEN
-    bits = _mixed(_mixed(keys)[..., None] + counter)
+    return _normal(_mixed(_mixed(keys)[..., None] + counter))[..., :size].to(dtype)
+
+
+def secret_gaussian(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return standard normal numbers, ``(size,)``, from the operating system's generator: nobody can repeat them."""
+    pieces = [torch.empty(0, dtype=dtype)]
+    for begin in range(0, size, PIECE):
+        count = min(PIECE, size - begin)
+        bits = torch.frombuffer(bytearray(os.urandom(8 * (count + count % 2))), dtype=torch.int64)
+        pieces.append(_normal(bits)[:count].to(dtype))
+    return torch.cat(pieces)
+
+
+def _normal(bits: Tensor) -> Tensor:
+    """Turn an even number of random 64-bit integers, along the last axis, into as many normal numbers."""
+    half = bits.shape[-1] // 2
     uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53  # in (0, 1)
     radius = torch.sqrt(-2 * torch.log(uniform[..., :half]))  # Box and Muller
     angle = 2 * math.pi * uniform[..., half:]
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :size].to(dtype)
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)

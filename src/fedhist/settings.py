@@ -65,6 +65,11 @@ class Settings(BaseModel):
     bad_updates: str = _in("Faults", "reject", "What to do with a bad upload: reject, clip or stop.")
     max_norm_ratio: float = _in("Faults", 1000.0, "How many times as long as usual an upload may be.")
 
+    clip: float | None = _in("Privacy", None, "Longest upload; with noise_multiplier, differential privacy.")
+    noise_multiplier: float | None = _in("Privacy", None, "Noise in multiples of the clip; 0 only clips.")
+    noise: Literal["upload", "sum"] = _in("Privacy", "upload", "Where noise is added: upload or sum.")
+    delta: float = _in("Privacy", 1e-5, "Delta at which epsilon is told.")
+
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
     eval_every: int | None = _in(

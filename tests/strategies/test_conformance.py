@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fedhist as fh
 from fedhist.strategies import fedhist, passes
+from fedhist.strategies.private import accountant_installed
 
 MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     "FedAvg": fh.FedAvg,
@@ -38,11 +39,29 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     "FedHist in bfloat16": lambda: fh.FedHist(history_dtype="bfloat16"),
     "FedHist sketched": lambda: fh.FedHist(sketch=16),
 }
+NOISY: dict[str, Callable[[], fh.Strategy]] = {}
+"""Strategies whose noise is there however long or alike uploads are."""
+if accountant_installed():
+    MAKERS |= {
+        "Private without noise": lambda: fh.Private(fh.FedHist(), clip=1e9, noise_multiplier=0),
+        "Private without noise, sum": lambda: fh.Private(fh.DynSGD(), clip=1e9, noise_multiplier=0, noise="sum"),
+    }
+    NOISY = {
+        "Private FedHist": lambda: fh.Private(fh.FedHist(), clip=1, noise_multiplier=0.1, seed=5),
+        "Private WKAFL": lambda: fh.Private(fh.WKAFL(), clip=1, noise_multiplier=0.1, seed=5),
+        "Private TWAFL, sum": lambda: fh.Private(fh.TWAFL(False), clip=1, noise_multiplier=1, noise="sum", seed=5),
+    }
+ALL = MAKERS | NOISY
 N, K, P = 12, 4, 30
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=ALL)
 def make(request: pytest.FixtureRequest) -> Callable[[], fh.Strategy]:
+    return ALL[request.param]
+
+
+@pytest.fixture(params=MAKERS)
+def make_noiseless(request: pytest.FixtureRequest) -> Callable[[], fh.Strategy]:
     return MAKERS[request.param]
 
 
@@ -82,7 +101,7 @@ def test_shape_weights_and_finiteness(make: Callable[[], fh.Strategy]) -> None:
         assert update.shape == (P,) and update.dtype == torch.float32
         assert torch.isfinite(update).all()
         assert strategy.last_weights is not None and strategy.last_weights.shape == (K,)
-        if not (isinstance(strategy, fh.DynSGD) and not strategy.normalise):
+        if not any(isinstance(part, fh.DynSGD) and not part.normalise for part in strategy.modules()):
             assert float(strategy.last_weights.sum()) == pytest.approx(1)
 
 
@@ -91,28 +110,28 @@ def test_order_of_uploads_does_not_matter(make: Callable[[], fh.Strategy]) -> No
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])  # exact in every precision
-def test_update_scales_with_uploads(make: Callable[[], fh.Strategy], scale: float) -> None:
-    scaled = [u / scale for u in updates(make(), stream(20, scale=scale))]
-    assert close(scaled, updates(make(), stream(20)), rtol=1e-3)
+def test_update_scales_with_uploads(make_noiseless: Callable[[], fh.Strategy], scale: float) -> None:
+    scaled = [u / scale for u in updates(make_noiseless(), stream(20, scale=scale))]
+    assert close(scaled, updates(make_noiseless(), stream(20)), rtol=1e-3)
 
 
-def test_one_upload_a_round(make: Callable[[], fh.Strategy]) -> None:
+def test_one_upload_a_round(make_noiseless: Callable[[], fh.Strategy]) -> None:
     first = stream(1, k=1)[0]
-    update = make().setup(N, 1, P)(first)
-    expected = first.deltas[0] / (1.01 if "WKAFL" in repr(make()) else 1)
+    update = make_noiseless().setup(N, 1, P)(first)
+    expected = first.deltas[0] / (1.01 if "WKAFL" in repr(make_noiseless()) else 1)
     assert torch.allclose(update, expected, rtol=1e-5)
 
 
-def test_equal_uploads_are_kept(make: Callable[[], fh.Strategy]) -> None:
+def test_equal_uploads_are_kept(make_noiseless: Callable[[], fh.Strategy]) -> None:
     g = torch.linspace(-1, 2, P)
     arrivals = fh.Arrivals(g.repeat(K, 1), torch.tensor([1, 2, 5, 1]), torch.arange(K), torch.tensor([3, 9, 1, 7]))
-    update = make().setup(N, K, P)(arrivals)
+    update = make_noiseless().setup(N, K, P)(arrivals)
     similarity = torch.nn.functional.cosine_similarity(update, g, dim=0)
     assert float(similarity) == pytest.approx(1, abs=1e-5)
 
 
-def test_zero_uploads_give_a_zero_update(make: Callable[[], fh.Strategy]) -> None:
-    strategy = make().setup(N, K, P)
+def test_zero_uploads_give_a_zero_update(make_noiseless: Callable[[], fh.Strategy]) -> None:
+    strategy = make_noiseless().setup(N, K, P)
     zero = fh.Arrivals(torch.zeros(K, P), torch.tensor([1, 2, 3, 4]), torch.arange(K), torch.ones(K))
     for _ in range(5):
         assert torch.equal(strategy(zero), torch.zeros(P))
@@ -172,7 +191,7 @@ def test_no_branch_depends_on_the_data(make: Callable[[], fh.Strategy], monkeypa
     """
     monkeypatch.setattr(fedhist, "passes_for", lambda *_: passes)  # compiled code cannot be traced
     strategy = make().setup(N, K, P)
-    if isinstance(strategy, fh.FedHist) and strategy.haa:
+    if any(isinstance(part, fh.FedHist) and part.haa for part in strategy.modules()):
         pytest.skip("reads its ring position on the CPU; captured on CUDA only")
     rounds = stream(12)
     expected = updates(make(), rounds)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedhist.errors import InvalidInput
-from fedhist.flower.wire import LAYOUT, pack, unpack
+from fedhist.errors import InvalidInput, number, positive
+from fedhist.flower.wire import LAYOUT, Wire, pack, unpack
+from fedhist.noise import secret_gaussian
 from fedhist.screening import Refused
+from fedhist.strategies.private import clipped
 
 ARRAYS, METRICS, CONFIG, EXAMPLES, IDENTITY = "arrays", "metrics", "config", "num-examples", "client-id"
 """Flower's own names for records, and ours for who a client is."""
@@ -28,6 +31,42 @@ def received(message: Message, arrays: str = ARRAYS) -> dict[str, Tensor]:
 def load(message: Message, model: nn.Module, arrays: str = ARRAYS) -> None:
     """Load what the server has sent into a model."""
     model.load_state_dict(received(message, arrays))
+
+
+def privatise(
+    sent: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    *,
+    clip: float,
+    noise_multiplier: float,
+    trainable: Iterable[str] | Callable[[str], bool] | None = None,
+) -> dict[str, Tensor]:
+    """Return what a client may reply: the model it was sent, moved by a clipped and noised difference.
+
+    Noise comes from the operating system. Entries that are not trained, running statistics among them, go back as they
+    came. One call is one upload in the account: :func:`fedhist.strategies.private.gaussian_epsilon`.
+
+    Parameters
+    ----------
+    sent, trained
+        State dicts: the model as it was sent (:func:`received`) and as it is after training.
+    clip, noise_multiplier
+        As in :class:`fedhist.Private`.
+    trainable
+        As in :class:`KAsync`, and the same as there.
+    """
+    clip, scale = positive("clip", clip), clip * number("noise_multiplier", noise_multiplier, 0)
+    before, after = ({name: each.detach().cpu().numpy() for name, each in state.items()} for state in (sent, trained))
+    try:
+        wire = Wire(before, trainable)
+        start, rest = wire.split(before)
+        # Whether training has diverged is nobody's business either.
+        finite = all(np.isfinite(values).all() for values in after.values())
+        end, _ = wire.split(after if finite else before)
+    except Refused as error:
+        raise InvalidInput(f"the trained model does not fit the one that was sent: {error}.") from None
+    moved = clipped(start - end, clip) + scale * secret_gaussian(len(start), start.dtype)
+    return {name: torch.from_numpy(values) for name, values in wire.join(start - moved, rest).items()}
 
 
 def reply(

@@ -17,7 +17,7 @@ from fedhist.flower.session import EvaluateFn, Session
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.screening import MAX_NORM_RATIO, POLICIES
-from fedhist.strategies import Strategy
+from fedhist.strategies import Private, Strategy
 
 
 class Clock(Protocol):
@@ -38,6 +38,10 @@ class _Monotonic:
 
     def sleep(self, seconds: float, /) -> None:
         time.sleep(seconds)
+
+
+def _is_private(strategy: Strategy) -> bool:
+    return any(isinstance(part, Private) for part in strategy.modules())
 
 
 class KAsync:
@@ -134,6 +138,10 @@ class KAsync:
         self.fraction_evaluate = number("fraction_evaluate", fraction_evaluate, 0, 1)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = whole("checkpoint_every", checkpoint_every, 1)
+        require(
+            self.checkpoint is None or checkpoint_every == 1 or not _is_private(self.method.strategy),
+            f"checkpoint_every={checkpoint_every} would let a restart forget uploads whose privacy is spent; use 1.",
+        )
         require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
         self.on_round = on_round
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key

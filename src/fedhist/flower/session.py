@@ -87,7 +87,8 @@ class Session:
         """Nodes that cannot evaluate, and are not asked again."""
         self._evaluating: dict[str, tuple[int, int, float]] = {}
         self._evaluated: dict[int, list[tuple[float, Mapping[str, Any]]]] = {}
-        self._central: list[tuple[int, Future[MetricRecord | None]]] = []
+        self._central: list[tuple[int, float | None, Future[MetricRecord | None]]] = []
+        """Rounds under evaluation, and the privacy spent until then."""
 
     @property
     def now(self) -> float:
@@ -136,8 +137,9 @@ class Session:
         """Prepare for so many clients and, if nobody has said how many there are, leave room for more."""
         options = self.options
         room = options.num_clients or max(ROOM, 10 * expected)
-        if isinstance(self.strategy, FedHist) and self.strategy.history is None:
-            self.strategy.history = default_history(expected, options.k)  # room must not lengthen its memory
+        for part in self.strategy.modules():  # it may be inside another one
+            if isinstance(part, FedHist) and part.history is None:
+                part.history = default_history(expected, options.k)  # room must not lengthen its memory
         self.strategy.setup(room, options.k, self.wire.num_params)
         if self.wire.dtype == torch.float64:
             widen(self.strategy)
@@ -398,9 +400,10 @@ class Session:
         if self.evaluate_fn is None:
             return
         model, rest, evaluate = self.model, self.rest, self.evaluate_fn
-        self._central.append((round_, self._thread.submit(lambda: evaluate(round_, self.wire.record(model, rest)))))
+        result = self._thread.submit(lambda: evaluate(round_, self.wire.record(model, rest)))
+        self._central.append((round_, self.strategy.epsilon(), result))
         if len(self._central) > BACKLOG:
-            self._central[0][1].exception()  # waits
+            self._central[0][-1].exception()  # waits
 
     def _evaluate_on_clients(self) -> None:
         round_, self._to_evaluate = self._to_evaluate, None
@@ -426,8 +429,8 @@ class Session:
             self.books.note(self.now, "evaluation failed", node, reason=str(error))
 
     def _take_in_evaluations(self) -> None:
-        while self._central and self._central[0][1].done():
-            round_, future = self._central.pop(0)
+        while self._central and self._central[0][-1].done():
+            round_, epsilon, future = self._central.pop(0)
             try:
                 metrics = future.result()
             except BaseException:
@@ -435,7 +438,7 @@ class Session:
                 raise
             if metrics is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
-                self._record(round_, metrics)
+                self._record(round_, metrics, epsilon)
         for message, (_, node, since) in list(self._evaluating.items()):
             if self.now - since > self.timeout:
                 self._forget_evaluation(message, node)
@@ -449,7 +452,7 @@ class Session:
         del self._evaluating[message]
         self.books.note(self.now, "evaluation failed", node, reason="no reply in time")
 
-    def _record(self, round_: int, metrics: MetricRecord) -> None:
+    def _record(self, round_: int, metrics: MetricRecord, epsilon: float | None) -> None:
         accuracy, loss = metrics.get("accuracy"), metrics.get("loss")
         if not isinstance(accuracy, (int, float)) or not math.isfinite(accuracy) or round_ == 0:
             return
@@ -464,6 +467,7 @@ class Session:
                 per_class=[],
                 mean_staleness=sum(stale) / max(len(stale), 1),
                 max_staleness=int(max(stale, default=0)),
+                epsilon=epsilon,
             )
         )
 
@@ -471,7 +475,7 @@ class Session:
 
     def _finish(self) -> None:
         self._evaluate_on_clients()
-        for _, future in self._central:
+        for _, _, future in self._central:
             future.exception()  # waits
         until = self.now + min(LAST_WAIT, self.timeout)
         while self._evaluating and self.now < until:

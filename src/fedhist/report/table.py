@@ -24,6 +24,8 @@ class Row:
     """How many seeds reached the target."""
     seeds: int
     mean_staleness: float
+    epsilon: float | None
+    """The largest over the seeds; None where nothing is promised."""
 
 
 def _spread(values: Sequence[float]) -> float | None:
@@ -37,6 +39,7 @@ def rows(runs: Comparison, target: float) -> list[Row]:
         histories = runs[method]
         final = [history.final_accuracy for history in histories]
         best = [history.best_accuracy for history in histories]
+        spent = [history.records[-1].epsilon for history in histories]
         reached = [r for history in histories if (r := history.rounds_to(target)) is not None]
         table.append(
             Row(
@@ -49,6 +52,7 @@ def rows(runs: Comparison, target: float) -> list[Row]:
                 reached=len(reached),
                 seeds=len(histories),
                 mean_staleness=statistics.mean(float(history.staleness.mean()) for history in histories),
+                epsilon=max((each for each in spent if each is not None), default=None),
             )
         )
     return table
@@ -59,8 +63,8 @@ def percent(value: float, spread: float | None) -> str:
     return f"{100 * value:.1f}" if spread is None else f"{100 * value:.1f} ± {100 * spread:.1f}"
 
 
-def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """Return a row as text; the number of seeds is told where not all reached the target."""
+def cells(row: Row) -> tuple[str, ...]:
+    """Return a row as text; the number of seeds is told where not all reached the target, ε where there is one."""
     if row.rounds_to is None:
         rounds = "not reached"
     elif row.reached < row.seeds:
@@ -73,4 +77,5 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
         percent(row.best, row.best_spread),
         rounds,
         f"{row.mean_staleness:.1f}",
+        *([] if row.epsilon is None else [f"{row.epsilon:,.0f}" if row.epsilon >= 100 else f"{row.epsilon:.3g}"]),
     )

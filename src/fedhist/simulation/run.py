@@ -39,7 +39,7 @@ class Run:
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
         self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
         layout = self.task.layout
-        self.strategy = copy.deepcopy(self.method.strategy)
+        self.strategy = copy.deepcopy(self.method.strategy).seeded(self.seed)
         self.strategy.setup(self.task.num_clients, schedule.k, layout.size, device)
         if layout.dtype == torch.float64:
             widen(self.strategy)
@@ -131,5 +131,6 @@ class Run:
                 per_class=result.per_class,
                 mean_staleness=float(since.mean()),
                 max_staleness=int(since.max()),
+                epsilon=self.strategy.epsilon(),
             )
         )

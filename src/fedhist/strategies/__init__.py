@@ -4,8 +4,9 @@ from fedhist.strategies.base import Strategy
 from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.fedhist import FedHist
+from fedhist.strategies.private import Private
 from fedhist.strategies.refl import REFL
 from fedhist.strategies.twafl import TWAFL
 from fedhist.strategies.wkafl import WKAFL
 
-__all__ = ["REFL", "TWAFL", "WKAFL", "DynSGD", "FedAvg", "FedHist", "Strategy"]
+__all__ = ["REFL", "TWAFL", "WKAFL", "DynSGD", "FedAvg", "FedHist", "Private", "Strategy"]

@@ -49,6 +49,9 @@ class Strategy(nn.Module):
     last_weights: Tensor | None = None
     """Normalised weight of each upload of the last round, for the record."""
 
+    run_seed: int | None = None
+    """The seed of the simulation this is part of; None in a deployment."""
+
     def setup(
         self,
         num_clients: int,
@@ -65,6 +68,20 @@ class Strategy(nn.Module):
         require(k <= num_clients, f"k={k} uploads a round need at least as many clients, got {num_clients}.")
         self.last_weights = None
         return self
+
+    def seeded(self, seed: int) -> Self:
+        """Take part in a simulation: random numbers, also of strategies inside, are to follow from its seed."""
+        for module in self.modules():
+            if isinstance(module, Strategy):
+                module.run_seed = seed
+        return self
+
+    def epsilon(self) -> float | None:
+        """Return the privacy spent so far; None where nothing is promised, as without :class:`Private`.
+
+        A strategy around a private one passes it on only if it looks at no upload itself.
+        """
+        return None
 
     def capturable(self) -> bool:
         """Return whether this very class has declared itself :attr:`branch_free`."""

@@ -13,7 +13,7 @@ from fedhist.strategies.base import Strategy, cosine, normalised
 from fedhist.strategies.twafl import temporal_weight
 
 
-def clip_factor(norms: Tensor, bound: Tensor) -> Tensor:
+def clip_factor(norms: Tensor, bound: Tensor | float) -> Tensor:
     """Return what to multiply vectors of these norms with so that none is longer than `bound`."""
     return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
 
