@@ -207,7 +207,8 @@ class NoLook(TorchDispatchMode):
 @pytest.mark.parametrize("noise", ["upload", "sum"])
 def test_a_round_looks_at_no_value(noise: Any) -> None:
     strategy = equal(noise=noise).setup(5, 2, 3)
-    round_ = arrivals(torch.randn(2, 3))
+    facts = torch.tensor([1, 1]), torch.tensor([0, 1]), torch.tensor([5, 5])
+    round_ = fh.Arrivals(torch.randn(2, 3), *facts, validate=False)
     with NoLook():
         update = strategy(round_)
         with pytest.raises(AssertionError):

@@ -106,14 +106,16 @@ class Run:
             self.norms.recent.extend(row)
 
     def _doubt(self, round_: int, place: int, row: list[float], model: float) -> None:
-        client, norm = self.schedule.clients[round_ - 1, place], row[place]
-        what = f"client {client} uploaded {'a huge update' if math.isfinite(norm) else 'NaN or infinity'}"
+        what = "a huge update" if math.isfinite(row[place]) else "NaN or infinity"
         known = row if len(row) > 2 else [*self.norms.recent, *row]
         usual = statistics.median(each if math.isfinite(each) else math.inf for each in known)
-        if math.isinf(usual) or usual > model > 0 or self.trial.schedule is not None:
-            self.diverged(round_, f"{what} in round {round_}")
+        one = f"client {self.schedule.clients[round_ - 1, place]} uploaded {what} in round {round_}"
+        if math.isinf(usual) or usual > model > 0:
+            self.diverged(round_, f"most clients uploaded {what} in round {round_}")
+        elif self.trial.schedule is not None:  # others cannot come in its place
+            self.diverged(round_, one)
         else:
-            self.suspect = f"{what} in round {round_}"
+            self.suspect = one
 
     def record(self, round_: int, result: Evaluation) -> None:
         """Append an evaluation to the history."""
