@@ -37,6 +37,8 @@ LIVE = "live "
 """What the names of trainers begin with that take arrivals one by one."""
 EVERY = 10.0
 """Seconds between checkpoints, if nobody says otherwise."""
+WRITTEN = 100e6
+"""Bytes a second that are expected to be written, until it is known how long a checkpoint takes."""
 SHARE = 0.02
 """Of a run's time, how much may go into checkpoints: where writing takes long, they are further apart."""
 
@@ -185,6 +187,9 @@ class Checkpoints:
         self, runs: Mapping[int, Run], places: Mapping[int, int], trainer: str, rounds: Resumable, saved: Wave | None
     ) -> Keeper:
         """Return what saves runs that are about to take their rounds together."""
+        vectors = sum((run.plan.num_slots + 1) * run.model.nbytes for run in runs.values())
+        memory = sum(buffer.nbytes for run in runs.values() for buffer in run.strategy.buffers())
+        self._last, self._cost = time.perf_counter(), (vectors + memory) / WRITTEN
         return Keeper(self, runs, places, trainer, rounds, saved)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any], started: float) -> bool:
