@@ -31,6 +31,17 @@ def test_privacy_code_runs() -> None:
     assert 0 < names["history"].epsilon[0] < names["history"].epsilon[1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_watch_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "watch.md").read_text(), flags=re.S):
+        exec(compile(block, "watch.md", "exec"), names)
+    assert list((tmp_path / "board" / "fedhist-seed0").glob("events.*"))
+    assert len(capsys.readouterr().out.splitlines()) == 2 * 2 * 3
+
+
 def test_documents_link_to_what_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):

@@ -31,6 +31,7 @@ ROOMS = {
     "methods": {"errors", "objectives", "strategies"},
     "settings": {"errors", "files"},
     "folder": {"errors", "files", "settings"},
+    "watch": {"errors", "history"},
     "simulation": {
         "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "screening",
         "snapshot", "strategies", "streams", "training",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,3 +23,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def slug(text: str) -> str:
+    """Return a name for a file or folder that still reads like the text."""
+    return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]

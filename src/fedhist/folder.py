@@ -86,6 +86,11 @@ class RunFolder:
         return self.path / CHECKPOINT
 
     @property
+    def tensorboard(self) -> Path:
+        """The folder for TensorBoard's files; if it is there, they are wanted."""
+        return self.path / "tensorboard"
+
+    @property
     def saved(self) -> bool:
         """Whether there is a checkpoint to go on from."""
         return any(self.checkpoint.glob("runs-*.safetensors"))
@@ -94,7 +99,8 @@ class RunFolder:
         """Leave nothing behind of a run that was begun here and has nothing to show."""
         if self._created is None or self.saved:
             return
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        for folder in (self.checkpoint, self.tensorboard):
+            shutil.rmtree(folder, ignore_errors=True)
         (self.path / CONFIG).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             for folder in self._created:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import FedHistError, unknown
-from fedhist.files import whole_file
+from fedhist.files import slug, whole_file
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class History:
         if name in _COLUMNS:
             return [getattr(record, name) for record in self.records]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def name(self) -> str:
+        """A name for files and folders of this run among others: method and seed."""
+        return f"{slug(self.method)}-seed{self.seed}"
 
     @property
     def rounds(self) -> int:

@@ -41,7 +41,10 @@ from fedhist.training import (
 )
 
 OnRound = Callable[[int, Sequence[History]], None]
-"""Called after every round with its number and the histories, so far, of the runs that take it together."""
+"""Called after every round with its number and the histories, so far, of the runs that take it together.
+
+Runs that go on from a checkpoint are told of before, with the last round that was done.
+"""
 
 ENGINES = ("local", "ray")
 
@@ -243,7 +246,8 @@ def simulate_many(
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
         Called after every round with its number and the histories, so far, of the trials that take it
-        together; with Ray, once for every piece of work that is done.
+        together; with Ray, once for every piece of work that is done. Trials that go on from a checkpoint, or
+        were finished in it, are told of once before, with the last round that was done.
     checkpoint
         A folder in which to save the runs while they are under way. Ctrl-C then saves before it stops.
     resume
@@ -486,6 +490,11 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
     histories, trial = [run.history for run in runs], runs[0].trial
     done, before = keeper.restore() if keeper else (0, 0.0)
     started = time.perf_counter() - before
+    if done:
+        for history in histories:
+            history.wall_seconds = before
+        if on_round:
+            on_round(done, histories)
     with keeper.watching() if keeper else contextlib.nullcontext():
         for round_ in range(done + 1, trial.rounds + 1):
             if all(run.lost or run.suspect for run in runs):
