@@ -17,6 +17,11 @@ from fedhist.errors import FedHistError, unknown
 from fedhist.files import slug, whole_file
 
 
+def run_name(method: str, seed: int) -> str:
+    """Return what the files and folders of a run among others are called."""
+    return f"{slug(method)}-seed{seed}"
+
+
 @dataclass(frozen=True)
 class Record:
     """One evaluation of the global model, after `round` rounds."""
@@ -74,8 +79,8 @@ class History:
 
     @property
     def name(self) -> str:
-        """A name for files and folders of this run among others: method and seed."""
-        return f"{slug(self.method)}-seed{self.seed}"
+        """What files and folders of this run among others are called."""
+        return run_name(self.method, self.seed)
 
     @property
     def rounds(self) -> int:

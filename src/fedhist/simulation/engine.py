@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, choice, require, unknown, whole
-from fedhist.history import Comparison, History
+from fedhist.history import Comparison, History, run_name
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.recording import Tape, check_room
 from fedhist.screening import MAX_NORM_RATIO
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.checkpoint import EVERY, LIVE, Checkpoints, Keeper
@@ -89,6 +90,8 @@ def simulate(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    record: str | Path | None = None,
+    record_dtype: str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -116,6 +119,8 @@ def simulate(
         faults=faults,
         bad_updates=bad_updates,
         max_norm_ratio=max_norm_ratio,
+        record=record,
+        record_dtype=record_dtype,
     )
     return simulate_many(
         [trial],
@@ -140,9 +145,12 @@ def compare(
     server_lr: float = 1.0,
     concurrency: int | None = None,
     eval_every: int = 100,
+    schedule: History | Schedule | None = None,
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    record: str | Path | None = None,
+    record_dtype: str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -164,6 +172,8 @@ def compare(
         One task for all seeds, or a function from a seed to its task (a new split for each seed).
     seeds
         How many seeds, counted from 0, or which.
+    record
+        A folder in which to keep all uploads, in a folder for each method and seed.
 
     The other parameters are those of :func:`simulate`.
     """
@@ -196,9 +206,12 @@ def compare(
             server_lr=server_lr,
             concurrency=concurrency,
             eval_every=eval_every,
+            schedule=schedule,
             faults=faults,
             bad_updates=bad_updates,
             max_norm_ratio=max_norm_ratio,
+            record=None if record is None else Path(record) / run_name(method.name, seed),
+            record_dtype=record_dtype,
         )
         for method in chosen
         for seed, own in tasks.items()
@@ -268,10 +281,14 @@ def simulate_many(
     folder = checkpoint if resume is None else resume
     if choice("engine", engine, ENGINES) == "ray":
         require(folder is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
+        require(not any(trial.record for trial in trials), "engine='ray' cannot record; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
         return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
     devices = devices_of(device)
+    recordings = [Path(trial.record) for trial in trials if trial.record is not None]
+    require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
+    check_room({Path(t.record): t.recorded for t in trials if t.record is not None}, resume=resume is not None)
     planned = _planned(trials)
     kinds = _kinds(trainer, trials, devices[0])
     saved = None
@@ -306,6 +323,9 @@ def simulate_many(
                 stacklevel=2,
             )
         todo = list(suspects)
+    for i, trial in enumerate(trials):
+        if trial.record is not None:
+            histories[i].save(trial.record)
     return [histories[i] for i in range(len(trials))]
 
 
@@ -485,17 +505,30 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     return one_by_one(runs, trainer)
 
 
+@contextlib.contextmanager
+def _recording(runs: Sequence[Run], done: int) -> Iterator[list[Tape]]:
+    """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
+    with contextlib.ExitStack() as stack:
+        tapes = [run.tape for run in runs if run.tape is not None]
+        for tape in tapes:
+            stack.enter_context(contextlib.closing(tape))
+            tape.begin(done)
+        yield tapes
+        for run in runs:
+            if run.tape is not None and run.lost is None and run.suspect is None:
+                run.tape.write(run.trial.rounds)
+
+
 def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:
     """Take all runs through all rounds together, so that their clients can be trained side by side."""
     histories, trial = [run.history for run in runs], runs[0].trial
     done, before = keeper.restore() if keeper else (0, 0.0)
     started = time.perf_counter() - before
-    if done:
-        for history in histories:
-            history.wall_seconds = before
-        if on_round:
-            on_round(done, histories)
-    with keeper.watching() if keeper else contextlib.nullcontext():
+    for history in histories:
+        history.wall_seconds = before
+    if done and on_round:
+        on_round(done, histories)
+    with _recording(runs, done) as tapes, keeper.watching() if keeper else contextlib.nullcontext():
         for round_ in range(done + 1, trial.rounds + 1):
             if all(run.lost or run.suspect for run in runs):
                 break  # what is left to do is not done here
@@ -507,6 +540,8 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
                 history.wall_seconds = time.perf_counter() - started
             if all(run.lost for run in runs):
                 raise next(run.lost for run in runs if run.lost)
+            for tape in tapes:
+                tape.after(round_)
             if on_round:
                 on_round(round_, histories)
             if keeper:

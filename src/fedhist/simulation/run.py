@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
+from fedhist.recording import Tape
 from fedhist.screening import REMEMBERED, Norms
 from fedhist.simulation.checkpoint import outside_buffers
 from fedhist.simulation.clock import Schedule, VersionPlan
@@ -44,6 +46,9 @@ class Run:
         if layout.dtype == torch.float64:
             widen(self.strategy)
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
+        self.tape: Tape | None = None
+        if trial.record is not None:
+            self.tape = Tape(Path(trial.record), trial.recorded, self.model.clone(), self.task.sizes)
         self.lost: DivergedError | None = None
         """Why the numbers of this run mean nothing any more."""
         self.suspect: str | None = None
@@ -62,12 +67,16 @@ class Run:
 
     def aggregate(self, arrivals: Arrivals) -> None:
         """Let the strategy turn a round's uploads into the next model."""
+        if self.tape is not None:
+            self.tape.take(arrivals.deltas)
         update = self.strategy(arrivals)
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
             f"got {getattr(update, 'shape', type(update))}.",
         )
+        if self.tape is not None:
+            self.tape.took(update)
         self.model.sub_(update, alpha=self.trial.server_lr)  # Eq. 4
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
