@@ -110,7 +110,10 @@ def test_lists(tmp_path: Path) -> None:
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
         (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
         (["--lr", "1e30"], "FedHist, seed 0: most clients uploaded NaN or infinity in round 1; check the data and"),
-        (["--strategy", "fedavg", "--lr", "3e9", "--rounds", "1"], "FedAvg, seed 0: most clients uploaded a huge update in round 1"),
+        (
+            ["--strategy", "fedavg", "--lr", "3e9", "--rounds", "1"],
+            "FedAvg, seed 0: most clients uploaded a huge update in round 1",
+        ),
         (["--eval-every", "0"], "eval_every=0 cannot be used: input should be greater than or equal to 1."),
         (["--out", "/proc/none/a"], "out=/proc/none/a cannot be written: No such file or directory."),
         (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
