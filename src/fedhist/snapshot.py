@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,9 @@ def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[s
     try:
         with whole_file(path) as part:
             save_file(own, part, metadata={"kind": kind, "blake2b": _digest(own.items())})
-    except SafetensorError as error:  # what the operating system said, in other words
-        raise OSError(str(error)) from error
+    except SafetensorError as error:  # what the operating system said, wrapped up
+        number = re.search(r"os error (\d+)", str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
