@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 import fedhist as fh
+from fedhist.folder import RunFolder
+from fedhist.settings import Settings
 
 QUICK = ["--dataset", "digits", "--clients", "20", "--k", "4", "--rounds", "6", "--eval-every", "3"]
 
@@ -214,3 +217,13 @@ def test_resumed(tmp_path: Path) -> None:
         result = fedhist("resume", name, cwd=tmp_path)
         assert result.returncode == 2
         assert reason in result.stderr
+
+
+def test_nothing_is_left_where_a_run_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(fh.InvalidInput, match="cannot be written: No space left on device"):
+        RunFolder.begin(tmp_path / "deep" / "a", "a", "run", Settings())
+    assert list(tmp_path.iterdir()) == []

@@ -48,10 +48,14 @@ class RunFolder:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput(f"out={shown(path)} exists already; choose another folder.")
             folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
-            (path / CHECKPOINT).mkdir(parents=True)
-            settings.write(path / CONFIG)
-            with whole_file(path / CHECKPOINT / BEGUN) as part:
-                part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+            try:
+                (path / CHECKPOINT).mkdir(parents=True)
+                settings.write(path / CONFIG)
+                with whole_file(path / CHECKPOINT / BEGUN) as part:
+                    part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+            except OSError:
+                folder.abandon()
+                raise
         return folder
 
     @classmethod
