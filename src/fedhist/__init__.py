@@ -12,11 +12,14 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Arrivals": "arrivals",
+    "Attack": "simulation.attacks",
     "Comparison": "history",
     "Constant": "simulation.devices",
     "Contrastive": "objectives",
+    "CoordinateMedian": "strategies",
     "CrossEntropy": "objectives",
     "DataError": "errors",
+    "Defence": "strategies",
     "DivergedError": "errors",
     "DynSGD": "strategies",
     "Explicit": "simulation.devices",
@@ -26,21 +29,29 @@ _HOME = {
     "FedHistError": "errors",
     "History": "history",
     "InvalidInput": "errors",
+    "Krum": "strategies",
+    "LabelFlip": "simulation.attacks",
     "LeNet": "models",
+    "LittleIsEnough": "simulation.attacks",
     "LocalSGD": "training",
     "LogNormal": "simulation.devices",
     "Method": "methods",
+    "NormClip": "strategies",
     "Pareto": "simulation.devices",
     "Proximal": "objectives",
     "REFL": "strategies",
     "Record": "history",
+    "SameValue": "simulation.attacks",
+    "ScaledNoise": "simulation.attacks",
     "Schedule": "simulation.clock",
+    "SignFlip": "simulation.attacks",
     "SlowGroup": "simulation.devices",
     "SplitNotice": "data",
     "Strategy": "strategies",
     "TWAFL": "strategies",
     "Task": "data",
     "Trial": "simulation.trial",
+    "TrimmedMean": "strategies",
     "Uniform": "simulation.devices",
     "WKAFL": "strategies",
     "compare": "simulation.engine",
@@ -78,6 +89,7 @@ if TYPE_CHECKING:
     from fedhist.methods import Method
     from fedhist.models import LeNet
     from fedhist.objectives import Contrastive, CrossEntropy, Proximal
+    from fedhist.simulation.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
     from fedhist.simulation.clock import Schedule, make_schedule
     from fedhist.simulation.devices import (
         Constant,
@@ -91,5 +103,18 @@ if TYPE_CHECKING:
     )
     from fedhist.simulation.engine import compare, simulate, simulate_many
     from fedhist.simulation.trial import Trial
-    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+    from fedhist.strategies import (
+        REFL,
+        TWAFL,
+        WKAFL,
+        CoordinateMedian,
+        Defence,
+        DynSGD,
+        FedAvg,
+        FedHist,
+        Krum,
+        NormClip,
+        Strategy,
+        TrimmedMean,
+    )
     from fedhist.training import LocalSGD

@@ -37,6 +37,7 @@ def run_experiment(settings: Settings, on_round: OnRound | None = None, progress
         server_lr=settings.server_lr,
         concurrency=settings.concurrency,
         eval_every=eval_every,
+        attack=settings.attack,
         device=settings.device,
         trainer=settings.trainer,
         engine=settings.engine,
@@ -45,9 +46,10 @@ def run_experiment(settings: Settings, on_round: OnRound | None = None, progress
 
 
 def methods_of(settings: Settings) -> list[Method]:
-    """Return the methods to run; "all" stands for every one."""
+    """Return the methods to run, defended where that is asked for; "all" stands for every one."""
     names = [name for given in settings.strategy for name in (METHODS if given == "all" else (given,))]
-    return [as_method(name) for name in names]
+    guard = "" if settings.defence is None else f" + {settings.defence}"
+    return [as_method(name + guard) for name in names]
 
 
 def slow_clients(settings: Settings) -> range:

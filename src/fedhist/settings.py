@@ -30,6 +30,9 @@ class Settings(BaseModel):
     strategy: tuple[str, ...] = _in(
         "Method", ("fedhist",), "A method's name, or name:option=value,… (see `fedhist strategies`)."
     )
+    defence: str | None = _in(
+        "Method", None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2."
+    )
     k: int = _in("Method", 10, "Uploads that close a round.")
     rounds: int = _in("Method", 300, "Rounds to run.")
     server_lr: float = _in("Method", 1.0, "The server's learning rate.")
@@ -60,6 +63,13 @@ class Settings(BaseModel):
     )
     slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
     slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
+
+    attack: str | None = _in(
+        "Attack",
+        None,
+        "What some clients do: sign-flip, scaled-noise, same-value, little-is-enough or label-flip, with options as "
+        "in sign-flip:share=0.2.",
+    )
 
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)

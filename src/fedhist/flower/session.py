@@ -134,8 +134,9 @@ class Session:
         """Prepare for so many clients and, if nobody has said how many there are, leave room for more."""
         options = self.options
         room = options.num_clients or max(ROOM, 10 * expected)
-        if isinstance(self.strategy, FedHist) and self.strategy.history is None:
-            self.strategy.history = default_history(expected, options.k)  # room must not lengthen its memory
+        for part in self.strategy.modules():  # a defence may be around it
+            if isinstance(part, FedHist) and part.history is None:
+                part.history = default_history(expected, options.k)  # room must not lengthen its memory
         self.strategy.setup(room, options.k, self.wire.num_params)
         if self.wire.dtype == torch.float64:
             widen(self.strategy)

@@ -82,7 +82,8 @@ def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, f
     return statistics.fmean(gaps), float(half)
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
 
 
@@ -117,7 +118,7 @@ def calibration(results: Results) -> str:
             rows.append([f"{rounds:,}", *(f"{value:.1f}" for value in (*ours, *off))])
         header = ["rounds", *(f"N/K = {c.ratio}, {beta_name(c.beta)}" for c in runs)]
         header += ["mean distance"] if known else []
-        lines += [f"**{dataset}**", "", *_markdown(header, rows), ""]
+        lines += [f"**{dataset}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
 
 
@@ -157,7 +158,7 @@ def table1(results: Results) -> str:
                 row.append("" if method == "fedhist" else told)
             rows.append(row)
         header = ["method", *map(beta_name, betas), *(["FedHist minus it"] if several else [])]
-        lines += [f"**{dataset}, N/K = {ratio}**", "", *_markdown(header, rows), ""]
+        lines += [f"**{dataset}, N/K = {ratio}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
 
 
@@ -179,7 +180,7 @@ def table2(results: Results, target: float = 0.4) -> str:
             missed = f", {len(own) - len(reached)} never" if len(reached) < len(own) else ""
             row.append(f"{shown(reached, 0)}{missed}, {shown(ratios, 2)}×{paper}")
         rows.append(row)
-    return "\n".join(_markdown(["method", *map(beta_name, betas)], rows))
+    return "\n".join(markdown(["method", *map(beta_name, betas)], rows))
 
 
 def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[[Mapping[str, Any]], float]) -> str:
@@ -188,7 +189,7 @@ def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[
         [name, *(shown(by_seed(results, measure, method=m, ratio=r, beta=b).values()) for r, b in columns)]
         for name, m in methods.items()
     ]
-    return "\n".join(_markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
+    return "\n".join(markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
 
 
 def figure4(results: Results) -> str:
@@ -242,7 +243,7 @@ def tuned(results: Results) -> str:
             values = by_seed(results, final, method=method, ratio=ratio).values()
             row.append(f"{shown(values)} (lr {', '.join(f'{r:g}' for r in sorted(rate))})")
         rows.append(row)
-    return "\n".join(_markdown(["method", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+    return "\n".join(markdown(["method", *(f"N/K = {ratio}" for ratio in ratios)], rows))
 
 
 def sensitivity(results: Results) -> str:
@@ -253,7 +254,7 @@ def sensitivity(results: Results) -> str:
         for spec in specs:
             values = [shown(by_seed(results, final, method=spec, ratio=r).values()) for r in ratios]
             rows.append([group, label(spec), *values])
-    return "\n".join(_markdown(["", "FedHist with", *(f"N/K = {ratio}" for ratio in ratios)], rows))
+    return "\n".join(markdown(["", "FedHist with", *(f"N/K = {ratio}" for ratio in ratios)], rows))
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {

@@ -165,9 +165,7 @@ class BatchedRounds:
         self.runs, self.device = runs, device
         self._rounds, self._drawn = runs[0].schedule.rounds, 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture_wanted = device.type == "cuda" and all(
-            run.strategy.capturable() and vars(type(run.method.objective)).get("branch_free", False) for run in runs
-        )
+        self._capture_wanted = device.type == "cuda" and all(run.capturable() for run in runs)
         with self._on_device():
             self._streams = [torch.cuda.Stream() for _ in range(STREAMS)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
@@ -265,7 +263,7 @@ class BatchedRounds:
         """Let one run's server aggregate; return the weights it gave."""
         run = self.runs[i]
         staleness, clients, sizes = facts
-        run.aggregate(Arrivals(deltas, staleness, clients, sizes, validate=False))
+        run.aggregate(Arrivals(deltas, staleness, clients, sizes, validate=False), self._done)
         weights = run.strategy.last_weights
         return deltas.new_full((len(deltas),), torch.nan) if weights is None else weights
 

@@ -71,7 +71,7 @@ def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound
 
 
 def _without_task(trial: Trial) -> dict[str, Any]:
-    names = ("k", "rounds", "local", "devices", "seed", "server_lr", "concurrency", "eval_every")
+    names = ("k", "rounds", "local", "devices", "seed", "server_lr", "concurrency", "eval_every", "attack")
     return {"strategy": trial.method, **{name: getattr(trial, name) for name in names}}
 
 

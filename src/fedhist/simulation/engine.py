@@ -16,6 +16,7 @@ from fedhist.errors import InvalidInput, choice, require, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.simulation.attacks import Attack
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
@@ -68,6 +69,7 @@ def simulate(
     concurrency: int | None = None,
     eval_every: int = 100,
     schedule: History | Schedule | None = None,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -89,6 +91,7 @@ def simulate(
         concurrency=concurrency,
         eval_every=eval_every,
         schedule=schedule,
+        attack=attack,
     )
     return simulate_many([trial], device=device, trainer=trainer, on_round=on_round)[0]
 
@@ -105,6 +108,7 @@ def compare(
     server_lr: float = 1.0,
     concurrency: int | None = None,
     eval_every: int = 100,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -155,6 +159,7 @@ def compare(
             server_lr=server_lr,
             concurrency=concurrency,
             eval_every=eval_every,
+            attack=attack,
         )
         for method in chosen
         for seed, own in tasks.items()

@@ -77,7 +77,8 @@ class QueuedRounds:
         # Copies, so that a strategy that changes its arguments changes nobody else's.
         facts = run.schedule.staleness[row], clients, run.sizes[row]
         staleness, ids, sizes = (torch.tensor(fact, device=run.device) for fact in facts)
-        run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False))
+        done = torch.tensor(row, device=run.device)
+        run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False), done)
         if run.strategy.last_weights is not None:
             run.history.weights[row] = run.strategy.last_weights.cpu().numpy()
         if run.lost is None and not bool(torch.isfinite(run.model.sum())):

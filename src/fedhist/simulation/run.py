@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
+from fedhist.noise import keyed
+from fedhist.simulation.attacks import poisoned
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
 from fedhist.strategies.base import widen
@@ -24,6 +27,7 @@ class Run:
     def __init__(self, trial: Trial, schedule: Schedule, plan: VersionPlan, device: torch.device) -> None:
         self.trial, self.schedule, self.plan, self.device = trial, schedule, plan, device
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
+        self.attack = trial.adversary
         self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
         layout = self.task.layout
         self.strategy = copy.deepcopy(self.method.strategy)
@@ -43,16 +47,36 @@ class Run:
             arrived=schedule.arrived,
             weights=np.full(schedule.clients.shape, np.nan, np.float32),
         )
+        if self.attack is not None:
+            self.task = poisoned(self.task, self.attack, self.seed)
+            who = self.attack.attackers(self.task.num_clients, self.seed)
+            told = {"time": 0.0, "round": 0, "event": "attack", "attack": repr(self.attack), "clients": who.tolist()}
+            self.history.events.append(told)
+            self._attackers = torch.from_numpy(np.isin(np.arange(self.task.num_clients), who)).to(device)
 
-    def aggregate(self, arrivals: Arrivals) -> None:
-        """Let the strategy turn a round's uploads into the next model."""
-        update = self.strategy(arrivals)
+    def capturable(self) -> bool:
+        """Return whether a CUDA graph may replay what this run does in a round."""
+        pure = [type(each) for each in (self.method.objective, self.attack) if each is not None]
+        return self.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
+
+    def aggregate(self, arrivals: Arrivals, done: Tensor) -> None:
+        """Let the strategy turn a round's uploads into the next model, after `done` rounds."""
+        update = self.strategy(self._as_sent(arrivals, done))
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
             f"got {getattr(update, 'shape', type(update))}.",
         )
         self.model.sub_(update, alpha=self.trial.server_lr)  # Eq. 4
+
+    def _as_sent(self, arrivals: Arrivals, done: Tensor) -> Arrivals:
+        """Return the uploads that attackers have had their hands on."""
+        if self.attack is None:
+            return arrivals
+        versions = done - arrivals.staleness + 2
+        keys = keyed(self.seed, arrivals.clients, versions)  # like batches: nothing to keep, and one for each upload
+        attacking = self._attackers.index_select(0, arrivals.clients)[:, None]
+        return replace(arrivals, deltas=self.attack.uploads(arrivals.deltas, attacking, keys), validate=False)
 
     def diverged(self, round_: int, what: str) -> None:
         """Take note that the run has left the numbers; it is not looked at again, and runs beside it go on."""

@@ -9,6 +9,7 @@ from fedhist.errors import InvalidInput, positive, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.simulation.attacks import Attack, as_attack
 from fedhist.simulation.clock import Schedule, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.strategies import Strategy
@@ -54,6 +55,8 @@ class Trial:
         Rounds between evaluations; the last round is always evaluated.
     schedule
         Arrivals that were recorded, as the history of a deployment or of another run, instead of `devices`.
+    attack
+        What some of the clients do, such as ``SignFlip(share=0.2)`` or "sign-flip:share=0.2"; by default nobody does.
     """
 
     strategy: Strategy | str | Method
@@ -68,8 +71,10 @@ class Trial:
     concurrency: int | None = field(default=None, kw_only=True)
     eval_every: int = field(default=100, kw_only=True)
     schedule: History | Schedule | None = field(default=None, kw_only=True)
+    attack: Attack | str | None = field(default=None, kw_only=True)
 
     method: Method = field(init=False, repr=False)
+    adversary: Attack | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, Task):
@@ -88,6 +93,10 @@ class Trial:
             require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
             recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
+        object.__setattr__(self, "adversary", as_attack(self.attack))
+        if self.adversary is not None:
+            self.adversary.attackers(self.task.num_clients, self.seed)
 
     def __str__(self) -> str:
-        return f"{self.method.name}, seed {self.seed}"
+        attack = "" if self.adversary is None else f", {self.adversary}"
+        return f"{self.method.name}, seed {self.seed}{attack}"

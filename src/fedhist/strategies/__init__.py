@@ -5,7 +5,21 @@ from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.fedhist import FedHist
 from fedhist.strategies.refl import REFL
+from fedhist.strategies.robust import CoordinateMedian, Defence, Krum, NormClip, TrimmedMean
 from fedhist.strategies.twafl import TWAFL
 from fedhist.strategies.wkafl import WKAFL
 
-__all__ = ["REFL", "TWAFL", "WKAFL", "DynSGD", "FedAvg", "FedHist", "Strategy"]
+__all__ = [
+    "REFL",
+    "TWAFL",
+    "WKAFL",
+    "CoordinateMedian",
+    "Defence",
+    "DynSGD",
+    "FedAvg",
+    "FedHist",
+    "Krum",
+    "NormClip",
+    "Strategy",
+    "TrimmedMean",
+]
