@@ -21,7 +21,7 @@ from fedhist.paper.tables import Results, by_seed, final, label, markdown, shown
 METHODS = ("fedavg", "refl", "fedhist")
 DEFENCES = ("", " + norm-clip", " + median", " + trimmed", " + krum")
 """With their defaults: at K = 10, 30 % trimmed from either end, and five uploads that Krum keeps of ten."""
-DEFENDED = [method + defence for method in METHODS for defence in DEFENCES]
+DEFENDED = [*(method + defence for method in METHODS for defence in DEFENCES), "fedhist + median + norm-clip"]
 PARTS = ("fedavg", "fedavg:ina=true", "fedhist", "fedhist:haa=false", "fedhist:egs=false", "fedhist:ina=false")
 ATTACKS = ("sign-flip", "scaled-noise", "same-value", "little-is-enough", "label-flip")
 SHARES = (0.1, 0.2, 0.3)

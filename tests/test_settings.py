@@ -57,6 +57,11 @@ def test_all_stands_for_every_method() -> None:
     assert len(methods_of(Settings(strategy=("all",)))) == len(METHODS) == 8
 
 
+def test_a_defence_goes_around_every_method() -> None:
+    methods = methods_of(Settings(strategy=("fedavg", "fedhist + norm-clip"), defence="trimmed:share=0.2"))
+    assert [m.name for m in methods] == ["FedAvg + trimmed(share=0.2)", "FedHist + norm-clip + trimmed(share=0.2)"]
+
+
 def test_devices_from_a_name() -> None:
     assert devices_of(Settings(devices="pareto:alpha=3,jitter=0.5")) == fh.Pareto(alpha=3, jitter=0.5)
     assert devices_of(Settings(devices="random")) == fh.random_arrivals()
