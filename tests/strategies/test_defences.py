@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedhist as fh
 from fedhist.methods import as_method
+from fedhist.strategies.robust import defence as module
 from fedhist.strategies.robust.krum import krum_scores
 from fedhist.strategies.robust.median import weighted_median
 from fedhist.strategies.robust.trimmed import trimmed_mean
@@ -228,6 +229,16 @@ def test_defended_strategies_can_be_copied_and_sent() -> None:
 def test_an_average_reaches_the_strategy_through_other_defences() -> None:
     inside, outside = fh.NormClip(fh.CoordinateMedian(fh.REFL())), fh.CoordinateMedian(fh.NormClip(fh.REFL()))
     assert all(map(torch.equal, updates(inside, stream(10)), updates(outside, stream(10))))
+
+
+@pytest.mark.parametrize("defence", [fh.CoordinateMedian, fh.TrimmedMean])
+def test_large_models_are_put_in_order_piece_by_piece(
+    defence: type[fh.Defence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = updates(defence(fh.FedHist()), stream(10))
+    for at_once in (1, 7 * K, P * K):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+        assert all(map(torch.equal, updates(defence(fh.FedHist()), stream(10)), expected))
 
 
 def test_a_defence_is_captured_only_if_all_of_it_can_be() -> None:

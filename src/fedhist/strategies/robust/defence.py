@@ -17,6 +17,9 @@ from fedhist.arrivals import Arrivals
 from fedhist.errors import require
 from fedhist.strategies.base import Strategy, normalised
 
+AT_ONCE = 1 << 22
+"""Values that are put in order at a time: it takes seven times their memory."""
+
 
 class Defence(Strategy):
     """A strategy that guards another one."""
@@ -55,7 +58,7 @@ class Defence(Strategy):
 
 
 class RobustAverage(Defence):
-    """A defence that replaces the weighted mean of the strategy inside."""
+    """A defence that replaces the weighted mean of the strategy inside, coordinate by coordinate."""
 
     def __init__(self, inner: Strategy) -> None:
         super().__init__(inner)
@@ -75,7 +78,9 @@ class RobustAverage(Defence):
     def _in_place_of_mean(self, weights: Tensor, vectors: Tensor) -> Tensor:
         self._asked = True
         total = weights.sum().to(vectors.dtype)  # a strategy may take shorter steps by smaller weights
-        return total * self.robust(normalised(weights.clamp_min(0)), vectors)
+        weights = normalised(weights.clamp_min(0))
+        pieces = torch.split(vectors, max(1, AT_ONCE // len(vectors)), dim=1)
+        return total * torch.cat([self.robust(weights, piece) for piece in pieces])
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Let the strategy inside aggregate, and make sure that it asked for the average."""
