@@ -10,7 +10,7 @@ scale, on digits, takes minutes and shows only that everything runs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhist.errors import in_a_sentence
@@ -27,12 +27,16 @@ ATTACKS = ("sign-flip", "scaled-noise", "same-value", "little-is-enough", "label
 SHARES = (0.1, 0.2, 0.3)
 MIDDLE = 0.2
 """The share of attackers where only one is looked at."""
+REMEDIES = [inside + outside for outside in ("", " + median", " + norm-clip", " + median + norm-clip")
+            for inside in ("fedavg", "fedhist", "fedhist:haa=false")]  # fmt: skip
+LONGER = {f"sign-flip, {scale} × as long": f"sign-flip:share={MIDDLE},scale={scale}" for scale in (3, 10)}
 REGIMES = {"fashion-mnist": (300, 0.05), "digits": (24, 0.1)}
 """Rounds and learning rate: a run is to take seconds and, with nobody attacking, to have learned most."""
 
 
-def _attacks(*shares: float) -> list[str | None]:
-    return [None, *(f"{attack}:share={share}" for share in shares for attack in ATTACKS)]
+def at(share: float) -> dict[str, str | None]:
+    """Return all attacks by name, with one share of the clients."""
+    return {"nobody attacks": None} | {attack: f"{attack}:share={share}" for attack in ATTACKS}
 
 
 def _cells(scale: Scale, seeds: Iterable[int], methods: Iterable[str], attacks: Iterable[str | None]) -> list[Cell]:
@@ -47,63 +51,71 @@ def _cells(scale: Scale, seeds: Iterable[int], methods: Iterable[str], attacks: 
 
 
 def defences(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    return _cells(scale, seeds, DEFENDED, _attacks(*SHARES))
+    return _cells(scale, seeds, DEFENDED, dict.fromkeys(attack for share in SHARES for attack in at(share).values()))
 
 
 def parts(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    return _cells(scale, seeds, PARTS, _attacks(MIDDLE))
+    return _cells(scale, seeds, PARTS, at(MIDDLE).values())
 
 
-def accuracies(results: Results, methods: Iterable[str], share: float) -> str:
+def lengths(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+    return _cells(scale, seeds, REMEDIES, LONGER.values())
+
+
+def accuracies(results: Results, methods: Sequence[str], attacks: Mapping[str, str | None]) -> str:
     """Return a table of final accuracy, a row for each method and a column for each attack; the best is bold."""
-    methods, attacks = list(methods), _attacks(share)
     values = {
         (method, attack): by_seed(results, final, method=method, attack=attack)
         for method in methods
-        for attack in attacks
+        for attack in attacks.values()
     }
     means = {place: statistics.fmean(found.values()) for place, found in values.items() if found}
-    best = {attack: max((mean for (_, a), mean in means.items() if a == attack), default=0.0) for attack in attacks}
 
     def cell(method: str, attack: str | None) -> str:
         text = shown(values[method, attack].values())
         lost = sum(by_seed(results, lambda r: r.get("diverged", False), method=method, attack=attack).values())
         text += f" ({lost:g} diverged)" if lost else ""
-        return f"**{text}**" if means.get((method, attack)) == best[attack] else text
+        best = max((mean for (_, other), mean in means.items() if other == attack), default=None)
+        return f"**{text}**" if means.get((method, attack), -1) == best else text
 
-    header = ["", *("nobody attacks" if attack is None else attack.partition(":")[0] for attack in attacks)]
-    return "\n".join(markdown(header, ([label(m), *(cell(m, a) for a in attacks)] for m in methods)))
+    return "\n".join(markdown(["", *attacks], ([label(m), *(cell(m, a) for a in attacks.values())] for m in methods)))
 
 
 def emphasis(result: Mapping[str, Any]) -> float:
     """Return the mean weight of an attacker's upload as a multiple of an honest one's."""
-    uploads, weight = result.get("attackers_uploads", 0.0), result.get("attackers_weight", 0.0)
-    return (weight / uploads) / ((1 - weight) / (1 - uploads)) if uploads else float("nan")
+    uploads, weight = result["attackers_uploads"], result["attackers_weight"]
+    return float((weight / uploads) / ((1 - weight) / (1 - uploads)))
 
 
-def weights(results: Results, methods: Iterable[str], share: float) -> str:
-    """Return a table of how much attackers' uploads weigh against honest ones."""
-    attacks = _attacks(share)[1:]
-    lasting = {cell: result for cell, result in results.items() if not result.get("diverged")}
+def weights(results: Results, methods: Iterable[str], attacks: Mapping[str, str | None]) -> str:
+    """Return a table of how much attackers' uploads weigh against honest ones; a run that diverged is left out."""
+    attacks = {name: attack for name, attack in attacks.items() if attack is not None}
+    known = {cell: result for cell, result in results.items() if "attackers_weight" in result}
     rows = (
-        [label(m), *(shown(by_seed(lasting, emphasis, method=m, attack=a).values(), 2) for a in attacks)]
+        [label(m), *(shown(by_seed(known, emphasis, method=m, attack=a).values(), 2) for a in attacks.values())]
         for m in methods
     )
-    return "\n".join(markdown(["", *(str(attack).partition(":")[0] for attack in attacks)], rows))
+    return "\n".join(markdown(["", *attacks], rows))
 
 
 def defences_tables(results: Results) -> str:
-    said = (f"{100 * share:g} % of the clients attack:\n\n{accuracies(results, DEFENDED, share)}" for share in SHARES)
-    weighed = weights(results, [m + d for m in METHODS for d in ("", " + krum")], MIDDLE)
-    return "\n\n".join([*said, f"Weight of attackers, {100 * MIDDLE:g} % of the clients:\n\n{weighed}"])
+    return "\n\n".join(
+        f"{100 * share:g} % of the clients attack:\n\n{accuracies(results, DEFENDED, at(share))}" for share in SHARES
+    )
 
 
-def parts_tables(results: Results) -> str:
-    return f"{accuracies(results, PARTS, MIDDLE)}\n\n{weights(results, PARTS, MIDDLE)}"
+def _both(results: Results, methods: Sequence[str], attacks: Mapping[str, str | None]) -> str:
+    told = "Weight of an attacker's upload, where an honest one's is 1:"
+    return "\n\n".join([accuracies(results, methods, attacks), told, weights(results, methods, attacks)])
 
 
-EXPERIMENTS: Mapping[str, Experiment] = {"defences": defences, "parts": parts}
+EXPERIMENTS: Mapping[str, Experiment] = {"defences": defences, "parts": parts, "lengths": lengths}
+TABLES: Mapping[str, Callable[[Results], str]] = {
+    "defences": defences_tables,
+    "parts": lambda results: _both(results, PARTS, at(MIDDLE)),
+    "lengths": lambda results: _both(results, REMEDIES, LONGER),
+}
 
 if __name__ == "__main__":
     with in_a_sentence():
-        main(experiments=EXPERIMENTS, tables={"defences": defences_tables, "parts": parts_tables})
+        main(experiments=EXPERIMENTS, tables=TABLES)

@@ -27,7 +27,7 @@ def test_the_grid_is_whole(robustness: ModuleType) -> None:
     cells = robustness.defences(SCALES["full"], range(2))
     assert len(cells) == len({cell.key for cell in cells}) == 2 * 16 * 16
     assert {(cell.dataset, cell.clients, cell.k, cell.beta) for cell in cells} == {("fashion-mnist", 100, 10, 0.3)}
-    for name in ("defences", "parts"):
+    for name in robustness.EXPERIMENTS:
         for scale in SCALES.values():
             for cell in robustness.EXPERIMENTS[name](scale, [0])[:40]:
                 assert cell.eval_every * 5 <= cell.rounds
@@ -39,11 +39,11 @@ def test_a_cell_runs_and_is_found_again(
     smoke = SCALES["smoke"]
     wanted = [c for c in robustness.parts(smoke, [0]) if c.method in ("fedavg", "fedhist")][:4]
     experiments = {"parts": lambda scale, seeds: wanted}
-    main(["parts", "--out", str(tmp_path)], experiments, {"parts": robustness.parts_tables})
+    main(["parts", "--out", str(tmp_path)], experiments, robustness.TABLES)
     assert len(list(tmp_path.glob("*.json"))) == 4
     shown = capsys.readouterr().out
     assert "| FedHist |" in shown and "sign-flip" in shown
-    main(["parts", "--out", str(tmp_path), "--redraw"], experiments, {"parts": robustness.parts_tables})
+    main(["parts", "--out", str(tmp_path), "--redraw"], experiments, robustness.TABLES)
     assert (tmp_path / "parts.md").read_text().strip() in capsys.readouterr().out
     assert set(runner.results(wanted, tmp_path)) == set(wanted)
 
@@ -61,9 +61,9 @@ def test_tables_say_who_is_best_who_diverged_and_what_attackers_weigh(robustness
         },
         cell("fedhist", flip, 0): {"round": [24], "accuracy": [0.6]},
     }  # fmt: skip
-    lines = robustness.accuracies(results, ["fedavg", "fedhist"], 0.2).splitlines()
+    lines = robustness.accuracies(results, ["fedavg", "fedhist"], robustness.at(0.2)).splitlines()
     assert lines[0].startswith("|  | nobody attacks | sign-flip |")
     assert lines[2].startswith("| FedAvg | **50.0** | 20.0 ± 14.1 (1 diverged) | – |")
     assert lines[3].startswith("| FedHist | – | **60.0** | – |")
-    weights = robustness.weights(results, ["fedavg"], 0.2).splitlines()
+    weights = robustness.weights(results, ["fedavg"], robustness.at(0.2)).splitlines()
     assert weights[2].startswith("| FedAvg | 4.00 | – |")  # half of the weight for a fifth of the uploads
