@@ -87,10 +87,27 @@ def test_privacy_is_shown_and_kept(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "Error: noise='sum' does not protect uploads from FedHist" in refused.stderr
 
 
+def test_attack_and_defence(tmp_path: Path) -> None:
+    guarded = ["--attack", "sign-flip:share=0.2", "--defence", "trimmed:share=0.2", *QUICK]
+    result = fedhist("run", "--strategy", "fedavg", *guarded, "--out", "a", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "FedAvg + trimmed(share=0.2)" in result.stdout
+    told = fh.History.load(tmp_path / "a").events
+    assert [event["event"] for event in told] == ["attack"] and len(told[0]["clients"]) == 4
+    again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "a" / "history.jsonl").read_bytes() == (tmp_path / "b" / "history.jsonl").read_bytes()
+    wrong = fedhist("run", "--attack", "sign-flop:share=0.2", *QUICK, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr == "Error: unknown attack 'sign-flop': did you mean 'sign-flip'?\n"
+
+
 def test_lists(tmp_path: Path) -> None:
     shown = fedhist("strategies", cwd=tmp_path).stdout
     assert all(name in shown for name in ("fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"))
     assert "sim_threshold=0.0" in shown
+    assert all(name in shown for name in ("norm-clip", "median", "trimmed", "krum", "sign-flip", "label-flip"))
+    assert "share=0.3" in shown and "share, scale=10.0" in shown
     shown = fedhist("datasets", "--data-dir", "nowhere", cwd=tmp_path).stdout
     assert all(name in shown for name in ("digits", "fashion-mnist", "cifar10", "cifar100"))
     assert "to be downloaded to nowhere" in shown

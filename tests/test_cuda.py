@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
+from fedhist.simulation.attacks import ATTACKS
 from fedhist.simulation.engine import BegunAgain
 from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
 from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
@@ -56,6 +57,16 @@ def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     runs = [fh.simulate(method, task, k=3, rounds=12, local=LOCAL, device=d, eval_every=4) for d in ("cpu", "cuda")]
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
     assert runs[0].staleness.tolist() == runs[1].staleness.tolist()
+
+
+@pytest.mark.parametrize("attack", [f"{name}:share=0.25" for name in ATTACKS])
+def test_attacked_and_defended_runs_agree_with_the_cpu(task: fh.Task, attack: str) -> None:
+    methods = ["fedavg", "refl + median", "fedhist + trimmed", "fedhist + krum", "fedhist + median + norm-clip"]
+    trials = [fh.Trial(method, task, k=4, rounds=12, local=LOCAL, eval_every=4, attack=attack) for method in methods]
+    cpu, gpu = (fh.simulate_many(trials, device=device) for device in ("cpu", "cuda"))
+    for a, b in zip(cpu, gpu, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)
+        np.testing.assert_allclose(a.weights, b.weights, atol=1e-3)
 
 
 def test_a_strategy_with_state_of_its_own_is_not_captured(task: fh.Task) -> None:

@@ -30,6 +30,9 @@ class Settings(BaseModel):
     strategy: tuple[str, ...] = _in(
         "Method", ("fedhist",), "A method's name, or name:option=value,… (see `fedhist strategies`)."
     )
+    defence: str | None = _in(
+        "Method", None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2."
+    )
     k: int = _in("Method", 10, "Uploads that close a round.")
     rounds: int = _in("Method", 300, "Rounds to run.")
     server_lr: float = _in("Method", 1.0, "The server's learning rate.")
@@ -69,6 +72,12 @@ class Settings(BaseModel):
     noise_multiplier: float | None = _in("Privacy", None, "Noise in multiples of the clip; 0 only clips.")
     noise: Literal["upload", "sum"] = _in("Privacy", "upload", "Where noise is added: upload or sum.")
     delta: float = _in("Privacy", 1e-5, "Delta at which epsilon is told.")
+    attack: str | None = _in(
+        "Attack",
+        None,
+        "What some clients do: sign-flip, scaled-noise, same-value, little-is-enough or label-flip, with options as "
+        "in sign-flip:share=0.2.",
+    )
 
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
     seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
+from fedhist.errors import DivergedError
 from fedhist.files import whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
@@ -99,16 +100,26 @@ def run(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SplitNotice)
             tasks |= {split: cell.task(data_dir) for split, cell in splits.items() if split not in tasks}
+        histories: Sequence[History | None]
         trials = [cell.trial(tasks[cell.split]) for cell in batch]
         started = time.perf_counter()
-        histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
+        try:
+            histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
+        except DivergedError:  # all of them
+            histories = [None] * len(trials)
         took = time.perf_counter() - started
         for cell, trial, history in zip(batch, trials, histories, strict=True):
             with whole_file(folder / f"{cell.key}.json") as part:
                 part.write_text(json.dumps(_result(cell, trial, history) | _circumstances(took, len(batch), device)))
 
 
-def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
+def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]:
+    if history is None or any(event["event"] == "diverged" for event in history.events):
+        # A model of NaN is no better than guessing, whatever it was some evaluations ago.
+        guess = 1 / trial.task.num_classes
+        per_class = [guess] * trial.task.num_classes
+        last = {"round": [cell.rounds], "accuracy": [guess], "loss": [None], "per_class": per_class}
+        return {"cell": asdict(cell), "diverged": True, **last, "per_tier": [guess] * 3}
     classes = [record.per_class for record in history.records[-LAST:]]
     per_class = np.array(classes, dtype=float).mean(axis=0)
     return {
@@ -119,7 +130,17 @@ def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
         "per_class": per_class.round(6).tolist(),
         "per_tier": [round(float(shares @ per_class), 6) for shares in tier_labels(trial)],
         "virtual_time": history.records[-1].time,
+        **attackers_part(trial, history),
     }
+
+
+def attackers_part(trial: Trial, history: History) -> dict[str, float]:
+    """Return the attackers' part of all uploads and of all weight."""
+    if trial.adversary is None:
+        return {}
+    theirs = np.isin(history.clients, trial.adversary.attackers(trial.task.num_clients, trial.seed))
+    weight = np.where(theirs, history.weights, 0).sum(axis=1).mean()
+    return {"attackers_uploads": round(float(theirs.mean()), 6), "attackers_weight": round(float(weight), 6)}
 
 
 def tier_labels(trial: Trial) -> NDArray[np.float64]:

@@ -367,6 +367,7 @@ def described(trial: Trial) -> dict[str, Any]:
         "server_lr": trial.server_lr,
         "concurrency": trial.concurrency,
         "eval_every": trial.eval_every,
+        "attack": None if trial.adversary is None else repr(trial.adversary),
         "faults": None if trial.faults is None else repr(trial.faults),
         "bad_updates": trial.bad_updates,
         "max_norm_ratio": trial.max_norm_ratio,

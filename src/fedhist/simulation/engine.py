@@ -18,6 +18,7 @@ from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.screening import MAX_NORM_RATIO
+from fedhist.simulation.attacks import Attack
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.checkpoint import EVERY, LIVE, Checkpoints, Keeper
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
@@ -86,6 +87,7 @@ def simulate(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -113,6 +115,7 @@ def simulate(
         faults=faults,
         bad_updates=bad_updates,
         max_norm_ratio=max_norm_ratio,
+        attack=attack,
     )
     return simulate_many(
         [trial],
@@ -140,6 +143,7 @@ def compare(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -196,6 +200,7 @@ def compare(
             faults=faults,
             bad_updates=bad_updates,
             max_norm_ratio=max_norm_ratio,
+            attack=attack,
         )
         for method in chosen
         for seed, own in tasks.items()

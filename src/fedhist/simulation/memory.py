@@ -36,6 +36,8 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, pe
         "uploads": (rounds_of_uploads + 1) * schedule.k * vector,  # and a strategy's copy of them
         "the schedule": 8 * 6 * schedule.clients.size,
     }
+    if trial.adversary is not None:
+        parts["the attack"] = 12 * schedule.k * vector  # noise is made in float64, in several steps
     if objective.uses_previous:
         holders = task.num_clients if trainer == "batched" else len(set(schedule.clients.ravel().tolist()))
         parts["clients' last models"] = holders * vector
