@@ -15,6 +15,7 @@ SOURCE = Path(fedhist.__file__).parent
 ROOMS = {
     "errors": set(),
     "files": set(),
+    "arrays": {"files"},
     "streams": {"errors"},
     "noise": set(),
     "parameters": {"errors"},
@@ -25,8 +26,8 @@ ROOMS = {
     "objectives": {"parameters", "errors"},
     "data": {"errors", "files", "models", "parameters", "streams"},
     "training": {"data", "errors", "native", "objectives", "parameters", "streams"},
-    "history": {"errors", "files"},
-    "methods": {"errors", "objectives", "strategies"},
+    "history": {"arrays", "errors", "files"},
+    "methods": {"errors", "files", "objectives", "strategies"},
     "settings": {"errors", "files"},
     "simulation": {
         "arrivals", "data", "errors", "files", "history", "methods", "noise", "objectives", "strategies", "streams",
@@ -35,7 +36,7 @@ ROOMS = {
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "files", "history", "methods", "strategies"},
+    "flower": {"arrays", "arrivals", "errors", "files", "history", "methods", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 
