@@ -17,8 +17,9 @@ import tomllib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 SPARE = 1 << 18
 """Bytes that every reader may take whatever the size of the file."""
@@ -39,7 +40,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def plain(path: Path) -> IO[bytes]:
+def plain(path: Path) -> BufferedReader:
     """Open a file for reading; a pipe or a device, which may never end, is an OSError."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # open says what is wrong with a folder
@@ -72,13 +73,19 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield line.decode("utf-8")
 
 
-def read_gzip(path: Path, most: int) -> bytes:
-    """Return the content of a compressed file, if it has no more than `most` bytes."""
+def read_gzip(path: Path) -> bytes:
+    """Return the content of a compressed file."""
+    most = largest_content(path)
     with plain(path) as file, _unpacking(), gzip.GzipFile(fileobj=file) as unpacked:
         content = unpacked.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it unpacks to more than {most:,} bytes")
     return content
+
+
+def largest_content(path: Path) -> int:
+    """Return how many bytes a compressed file may unpack to: images and tables are hardly compressible."""
+    return 8 * path.stat().st_size + SPARE
 
 
 @contextmanager
