@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedhist.errors import InvalidInput, reason, shown, unknown
 from fedhist.files import parse_toml, read_text, whole_file
 
+LONGEST, MOST_SEEDS = 1_000_000, 10_000
+"""Steps and seeds beyond which a setting is a slip of the hand: the run would neither end nor fit into memory."""
+
 
 def _in(panel: str, default: Any, description: str, **limits: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
@@ -45,8 +48,10 @@ class Settings(BaseModel):
     rare_class: int | None = _in("Data", None, "A class that only the slow clients hold.")
 
     lr: float = _in("Local work", 0.01, "The clients' learning rate.")
-    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.")
-    epochs: int | None = _in("Local work", None, "Passes over a client's data per upload, instead of steps.")
+    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.", le=LONGEST)
+    epochs: int | None = _in(
+        "Local work", None, "Passes over a client's data per upload, instead of steps.", le=LONGEST
+    )
     batch_size: int = _in("Local work", 32, "Examples per minibatch.")
     momentum: float = _in("Local work", 0.0, "Momentum of local SGD.")
     weight_decay: float = _in("Local work", 0.0, "Weight decay of local SGD.")
@@ -61,7 +66,7 @@ class Settings(BaseModel):
     slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
 
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
-    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
+    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1, le=MOST_SEEDS)
     eval_every: int | None = _in(
         "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )

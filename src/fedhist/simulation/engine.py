@@ -19,7 +19,7 @@ from fedhist.objectives import Objective
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
-from fedhist.simulation.memory import available, in_waves, needed
+from fedhist.simulation.memory import available, check_schedule, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial, sameness
@@ -228,6 +228,7 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
         shape = trial.task.num_clients, trial.k, trial.rounds
         key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
         if key not in made:
+            check_schedule(trial.rounds, trial.k)
             if trial.schedule is None:
                 schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
             else:
