@@ -85,7 +85,7 @@ def read_gzip(path: Path) -> bytes:
 
 def largest_content(path: Path) -> int:
     """Return how many bytes a compressed file may unpack to: images and tables are hardly compressible."""
-    return 8 * path.stat().st_size + SPARE
+    return 6 * path.stat().st_size + SPARE
 
 
 @contextmanager
