@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -44,8 +45,8 @@ from fedhist.simulation.clock import plan_versions, recorded_schedule
 from tests.mutations import inside_gzip, inside_zip, mutated, put_in_the_way
 
 TIMES, SEED = int(os.environ.get("FEDHIST_FUZZ", "300")), os.environ.get("FEDHIST_FUZZ_SEED", "0")
-SECONDS = 20
-"""After which a reader hangs."""
+SECONDS, MEMORY = 20, 2 << 30
+"""After which a reader hangs, and what it and its users may take in all."""
 SPARE = 2 << 20
 """Bytes that a reader may take beyond ten times the file; most of these files are small."""
 
@@ -67,16 +68,21 @@ class Hung(BaseException):
 
 
 @contextlib.contextmanager
-def time_limit() -> Iterator[None]:
+def limits() -> Iterator[None]:
+    """Let what hangs, and what would take the machine's memory, fail."""
+
     def ring(*_: object) -> None:
         raise Hung
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before, (soft, hard) = signal.signal(signal.SIGALRM, ring), resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, hard))
     signal.alarm(SECONDS)
     try:
         yield
     finally:
         signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGALRM, before)
 
 
@@ -396,7 +402,7 @@ def read_in_bounds(reader: Reader, folder: Path, size: int) -> Any:
     """Return what a reader makes of a folder, an error's sentence as a string."""
     tracemalloc.start()
     try:
-        with time_limit():
+        with limits():
             result = reader.read(folder)
     except fh.FedHistError as error:
         result = str(error)
@@ -433,7 +439,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
                     assert 10 < len(result) < 1000 and "\n" not in result, result
                     continue
                 read += 1
-                with contextlib.suppress(fh.FedHistError), time_limit():
+                with contextlib.suppress(fh.FedHistError), limits():
                     reader.use(result, folder)
             except BaseException as error:
                 error.add_note(f"damage {number} of {chosen}, FEDHIST_FUZZ_SEED={SEED}")
