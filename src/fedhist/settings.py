@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedhist.errors import InvalidInput, reason, shown, unknown
+from fedhist.errors import LARGEST, InvalidInput, reason, shown, unknown
 from fedhist.files import parse_toml, read_text, whole_file
 
 LONGEST, MOST_SEEDS = 1_000_000, 10_000
@@ -92,9 +92,11 @@ class Settings(BaseModel):
             except ValueError as error:
                 raise InvalidInput(f"config={file} is not TOML: {reason(error)}.") from error
         values |= {key: value for key, value in (flags or {}).items() if value is not None}
-        for key in values:
+        for key, value in values.items():
             if key not in cls.model_fields:
                 raise unknown("setting", key, cls.model_fields)
+            if isinstance(value, int) and abs(value) >= LARGEST:
+                raise InvalidInput(f"{key}={shown(value)} cannot be used: numbers must be less than 2^63.")
         if "local_steps" in values and values.get("epochs") is not None:
             raise InvalidInput(
                 f"epochs={shown(values['epochs'])} and local_steps={shown(values['local_steps'])}: give one of the two."
