@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ SAMPLES = 50
 
 
 def resident() -> float:
-    """Return the memory of this process in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    """Return the memory of this process in MB, without that of files such as libraries, which comes and goes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) * 1024 / 1e6
 
 
 def tiny_task() -> fh.Task:

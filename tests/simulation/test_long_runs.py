@@ -24,4 +24,4 @@ def test_memory_is_flat(strategy: str, trainer: str) -> None:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     sizes = [float(size) for size in re.findall(r"([\d.]+) MB$", said, re.MULTILINE)]
     assert len(sizes) == 50
-    assert max(sizes[5:]) - min(sizes[5:]) < MOST, said
+    assert max(sizes[5:]) - sizes[4] < MOST, said
