@@ -20,7 +20,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -272,9 +272,9 @@ def contents(folder: Path) -> Files:
         raise fh.DataError("it is not there") from None
 
 
-def read_fashion(folder: Path) -> Any:
+def read_images(name: str, folder: Path) -> Any:
     there = contents(folder)
-    return DATASETS["fashion-mnist"].read({name: there.get(name, b"") for name in DATASETS["fashion-mnist"].files})
+    return DATASETS[name].read({file: there.get(file, b"") for file in DATASETS[name].files})
 
 
 def use_images(read: tuple[np.ndarray, ...], folder: Path) -> None:
@@ -376,14 +376,14 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "history": lambda tmp: Reader(lambda: history_files(tmp), fh.History.load, use_history, inside_zip),
     "paper": lambda _: Reader(paper_files, lambda f: runner.results(CELLS, f), use_paper),
     "archive": lambda _: Reader(archive_files, lambda f: runner.results(CELLS, f), use_paper, inside_gzip),
-    "fashion": lambda _: Reader(fashion_files, read_fashion, use_images),
+    "fashion": lambda _: Reader(fashion_files, partial(read_images, "fashion-mnist"), use_images),
     "fashion.gz": lambda _: Reader(
         lambda: {f"{name}.gz": gzip.compress(content) for name, content in fashion_files().items()},
         find_fashion,
         use_found,
         inside_gzip,
     ),
-    "cifar": lambda _: Reader(cifar_files, lambda f: DATASETS["cifar100"].read(contents(f)), use_images),
+    "cifar": lambda _: Reader(cifar_files, partial(read_images, "cifar100"), use_images),
     "digits": lambda _: Reader(digits_files, digits_table, use_digits, inside_gzip),
     "tar": lambda _: Reader(tar_files, unpack, use_unpacked, inside_gzip),
     "checkpoint": lambda tmp: Reader(lambda: checkpoint_files(tmp), read_checkpoint, use_checkpoint),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 LARGEST = 2**63
 """Whole numbers from here on do not fit into arrays."""
+LARGEST_RATE = 1e30
 
 
 class FedHistError(Exception):
@@ -100,6 +101,13 @@ def positive(name: str, value: object) -> float:
     """Return `value` as a float, or raise unless it is a finite number above zero."""
     result = number(name, value)
     require(result > 0, f"{name} must be positive, got {value}.")
+    return result
+
+
+def rate(name: str, value: object) -> float:
+    """Return `value` as a float, or raise unless it is a positive number that float32 can hold, and its multiples."""
+    result = positive(name, value)
+    require(result <= LARGEST_RATE, f"{name} must be at most {LARGEST_RATE:g}, got {value}.")
     return result
 
 

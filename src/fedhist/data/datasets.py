@@ -20,7 +20,7 @@ from fedhist.data import partition
 from fedhist.data.download import download
 from fedhist.data.formats import Bytes, Labels, read_cifar, read_digits, read_labelled
 from fedhist.data.task import Task
-from fedhist.errors import DataError, InvalidInput, reason, require, shown, unknown, whole
+from fedhist.errors import DataError, reason, require, shown, unknown, whole
 from fedhist.files import largest_content, plain, read_bytes, read_gzip, whole_file
 from fedhist.models import LeNet
 from fedhist.streams import Stream
@@ -210,10 +210,10 @@ def data_folders(data_dir: str | Path | None = None) -> list[Path]:
         return [Path.home() / ".cache" / "fedhist", Path("data")]
     try:
         folder = Path(chosen).expanduser()
-        os.fsencode(folder)
-    except (TypeError, ValueError, RuntimeError):  # a home that nobody has
-        raise InvalidInput(f"data_dir={shown(chosen)} is not the name of a folder.") from None
-    require("\0" not in str(folder), f"data_dir={shown(chosen)} is not the name of a folder.")
+        possible = b"\0" not in os.fsencode(folder)
+    except (TypeError, ValueError, RuntimeError):  # the home of a user that is not there
+        possible = False
+    require(possible, f"data_dir={shown(chosen)} is not the name of a folder.")
     return [folder]
 
 
