@@ -54,7 +54,7 @@ def decode(content: bytes) -> NDArray[Any]:
 def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     """Write arrays into one file, as they are, so that its size says what it takes to read it."""
     with whole_file(path) as part, part.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, unknown, whole
+from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
@@ -278,7 +278,7 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {shown(device)}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
     if chosen.type == "cpu":
         return [chosen]
