@@ -7,7 +7,7 @@ import re
 import zipfile
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -54,7 +54,7 @@ def decode(content: bytes) -> NDArray[Any]:
 def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     """Write arrays into one file, as they are, so that its size says what it takes to read it."""
     with whole_file(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **cast(dict[str, Any], arrays))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 LARGEST = 2**63
 """Whole numbers from here on do not fit into arrays."""
-LARGEST_RATE = 1e30
+LARGEST_RATE = 3e38
 
 
 class FedHistError(Exception):
@@ -105,7 +105,7 @@ def positive(name: str, value: object) -> float:
 
 
 def rate(name: str, value: object) -> float:
-    """Return `value` as a float, or raise unless it is a positive number that float32 can hold, and its multiples."""
+    """Return `value` as a float, or raise unless it is a positive number that float32 can hold."""
     result = positive(name, value)
     require(result <= LARGEST_RATE, f"{name} must be at most {LARGEST_RATE:g}, got {value}.")
     return result
