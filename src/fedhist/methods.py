@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedhist.errors import InvalidInput, require, unknown
+from fedhist.errors import InvalidInput, require, shown, unknown
+from fedhist.files import parse_toml
 from fedhist.objectives import Contrastive, CrossEntropy, Objective, Proximal
 from fedhist.strategies import (
     REFL,
@@ -131,10 +131,10 @@ def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dic
     words = {"true": True, "false": False, "none": None, "null": None}
     quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
     try:
-        options = tomllib.loads(f"options = {{{quoted}}}")["options"]
-    except tomllib.TOMLDecodeError:
+        options = parse_toml(f"options = {{{quoted}}}")["options"]
+    except ValueError:
         raise InvalidInput(
-            f"{kind} {spec!r} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
+            f"{kind} {shown(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
         ) from None
     return name, {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 

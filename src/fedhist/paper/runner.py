@@ -7,8 +7,9 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
-from fedhist.errors import DivergedError
-from fedhist.files import whole_file
+from fedhist.errors import DivergedError, FedHistError, number, reason, require, shown, whole
+from fedhist.files import parse_json, read_lines, read_text, whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
 from fedhist.simulation.engine import OnRound, devices_of, simulate_many
@@ -32,34 +33,79 @@ SIDE_BY_SIDE = 48
 
 def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
     """Return what is there of some cells, in files of their own or in the folder's archive."""
-    packed = _archive(folder)
+    keys = {cell.key: cell for cell in cells}
+    packed = {keys[key]: result for _, key, result in _archive(folder) if key in keys}
     found = {}
     for cell in cells:
         file = folder / f"{cell.key}.json"
         if file.exists():
-            found[cell] = json.loads(file.read_text())
-        elif cell.key in packed:
-            found[cell] = packed[cell.key]
+            _, found[cell] = _alone(file)
+        elif cell in packed:
+            found[cell] = packed[cell]
     return found
 
 
-def _archive(folder: Path) -> dict[str, dict[str, Any]]:
+def _alone(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text and the result in a file of its own, which is named by its cell."""
+    try:
+        text = read_text(file)
+        key, result = _checked(text)
+        require(key == file.stem, "it is of another run than its name says")
+    except (OSError, ValueError) as error:
+        raise FedHistError(f"{file} is not a result, delete it to run it again: {reason(error)}.") from error
+    return text, result
+
+
+def _archive(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return all lines of a folder's archive, each with its cell's key and its result."""
     file = folder / ARCHIVE
     if not file.exists():
-        return {}
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        listed = [json.loads(line) for line in lines]
-    return {Cell(**each["cell"]).key: each for each in listed}
+        return
+    try:
+        for line in read_lines(file):
+            yield line, *_checked(line)
+    except (OSError, ValueError) as error:
+        raise FedHistError(f"{file} is damaged: {reason(error)}.") from error
+
+
+def _checked(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a cell's key and what tables and figures need of its result, or raise unless they can be made of it."""
+    said = parse_json(text)
+    try:
+        cell = Cell(**said["cell"])
+    except (TypeError, KeyError):
+        raise ValueError("it does not say what it is the result of") from None
+    rounds, every = whole("rounds", cell.rounds, 1), whole("eval_every", cell.eval_every, 1)
+    result: dict[str, Any] = {"accuracy": _numbers(said, "accuracy"), "per_class": _numbers(said, "per_class")}
+    # Tiers are only looked at where a class is rare, and old results do not tell them.
+    result["per_tier"] = _numbers(said, "per_tier") if cell.rare else []
+    complete = len(result["accuracy"]) == -(-rounds // every) and said.get("round") == _evaluations(rounds, every)
+    require(
+        complete and len(result["per_class"]) >= 10 and (len(result["per_tier"]) == 3) == cell.rare,
+        "it is not complete",
+    )
+    return cell.key, result | {"round": _evaluations(rounds, every)}
+
+
+@lru_cache
+def _evaluations(rounds: int, every: int) -> list[int]:
+    """Return the rounds after which a run is evaluated, one list for all runs alike."""
+    return [*range(every, rounds, every), rounds]
+
+
+def _numbers(said: dict[str, Any], name: str) -> list[float]:
+    values = said.get(name)
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a list, got {shown(values)}")
+    return [number(name, value) for value in values]
 
 
 def pack(folder: Path) -> Path:
     """Move all results of a folder into its archive, in an order that does not depend on when they were made."""
     files = sorted(folder.glob("*.json"))
-    everything = _archive(folder)
-    for file in files:
-        result = json.loads(file.read_text())
-        everything[Cell(**result["cell"]).key] = result
-    lines = "".join(json.dumps(everything[key]) + "\n" for key in sorted(everything))
+    everything = {key: line for line, key, _ in _archive(folder)}
+    everything |= {file.stem: json.dumps(parse_json(_alone(file)[0])) for file in files}  # on one line
+    lines = "".join(everything[key].strip() + "\n" for key in sorted(everything))
     with whole_file(folder / ARCHIVE) as part:
         part.write_bytes(gzip.compress(lines.encode(), mtime=0))  # the same results are the same file
     for file in files:

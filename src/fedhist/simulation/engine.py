@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, unknown, whole
+from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
@@ -25,7 +25,7 @@ from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.faults import Faults
 from fedhist.simulation.live import LiveRounds
-from fedhist.simulation.memory import available, in_waves, needed
+from fedhist.simulation.memory import available, check_schedule, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial, sameness
@@ -318,6 +318,7 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
         shape = trial.task.num_clients, trial.k, trial.rounds
         key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
         if key not in made:
+            check_schedule(trial.rounds, trial.k)
             if trial.schedule is None:
                 schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
             else:
@@ -367,7 +368,7 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {shown(device)}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
     if chosen.type == "cpu":
         return [chosen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, positive, require, whole
+from fedhist.errors import InvalidInput, rate, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
@@ -96,7 +96,7 @@ class Trial:
         whole("rounds", self.rounds, 1)
         whole("seed", self.seed)
         whole("eval_every", self.eval_every, 1)
-        positive("server_lr", self.server_lr)
+        rate("server_lr", self.server_lr)
         Screen(self.bad_updates, self.max_norm_ratio)
         require(
             self.faults is None or isinstance(self.faults, Faults),
