@@ -34,7 +34,8 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "FedHist" in result.stdout and "Results are in a." in result.stdout
     assert "round 6/6: FedHist" in result.stderr
-    names = {"arrivals.npz", "config.toml", "history.jsonl", "model.safetensors", "summary.json"}
+    names = {"arrivals.npz", "clients.npz", "config.toml", "history.jsonl", "model.safetensors", "summary.json"}
+    names.add("traces.npz")
     assert {p.name for p in (tmp_path / "a").iterdir()} == names
     history = fh.History.load(tmp_path / "a")
     assert history.round == [3, 6]

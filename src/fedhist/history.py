@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
@@ -13,8 +13,16 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import FedHistError, unknown
+from fedhist.errors import FedHistError, require, unknown
 from fedhist.files import whole_file
+
+SAMPLE = 1000
+"""Entries of a vector that are kept at most: of more clients, as many at even distances."""
+
+
+def sample(count: int) -> NDArray[np.int64]:
+    """Return which of so many clients are kept on record."""
+    return np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,12 @@ class History:
     """The final model's state dict, frozen parameters and buffers included."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What went otherwise than planned: nodes that came and went, uploads that were rejected and why."""
+    setting: dict[str, Any] = field(default_factory=dict)
+    """What the run was made with: plain values such as the number of clients, of parameters, of bytes an upload."""
+    about_clients: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """`id`, `labels` (examples of each class) and `time` (mean of one training), one row a client; see `sample`."""
+    traces: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What the strategy told of its memory, one row an evaluation, with the evaluations' `round`."""
 
     def __getattr__(self, name: str) -> list[Any]:
         if name in _COLUMNS:
@@ -86,6 +100,17 @@ class History:
         """Return the first evaluated round with at least this accuracy, or None."""
         return next((record.round for record in self.records if record.accuracy >= accuracy), None)
 
+    def trace(self, round_: int, told: Mapping[str, NDArray[Any]]) -> None:
+        """Append a row to :attr:`traces`; of long vectors a sample."""
+        told = {"round": np.asarray(round_), **told}
+        rows = {name: values[sample(len(values))] if values.ndim else values for name, values in told.items()}
+        before = self.traces or {name: row[None][:0] for name, row in rows.items()}
+        require(
+            {name: row.shape for name, row in rows.items()} == {name: each.shape[1:] for name, each in before.items()},
+            f"trace() of {self.method} must always tell vectors of the same names and lengths.",
+        )
+        self.traces = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
+
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the run as a whole."""
         uploads = self.clients >= 0
@@ -103,12 +128,14 @@ class History:
             "mean_staleness": float(self.staleness[uploads].mean()),
             "max_staleness": int(self.staleness.max()),
             "wall_seconds": self.wall_seconds,
+            "setting": self.setting,
         }
 
     def save(self, folder: str | Path) -> Path:
         """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all.
 
-        A run with events also has `events.jsonl`.
+        A run with events also has `events.jsonl`, one that knows its clients `clients.npz`, and one whose strategy
+        tells of its memory `traces.npz`.
         """
         folder = Path(folder)
         lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in self.records)
@@ -134,6 +161,10 @@ class History:
                 arrived=self.arrived,
                 weights=self.weights,
             )
+        for name, table in (("clients", self.about_clients), ("traces", self.traces)):
+            if table:
+                with whole_file(folder / f"{name}.npz") as part, part.open("wb") as file:
+                    np.savez_compressed(file, allow_pickle=False, **table)
         with whole_file(folder / "summary.json") as part:
             part.write_text(summary)
 
@@ -158,9 +189,20 @@ class History:
                     records=[Record(**json.loads(line)) for line in lines],
                     wall_seconds=summary["wall_seconds"],
                     events=[json.loads(line) for line in events],
+                    setting=summary.get("setting", {}),
+                    about_clients=_table(folder / "clients.npz"),
+                    traces=_table(folder / "traces.npz"),
                 )
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {error}.") from error
+
+
+def _table(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file; none where it is not there."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 _COLUMNS = frozenset(f.name for f in fields(Record))
