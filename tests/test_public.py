@@ -33,7 +33,7 @@ ROOMS = {
         "training",
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "training"},
-    "report": {"files", "history"},
+    "report": {"errors", "files", "history", "settings"},
     "paper": {"data", "errors", "files", "history", "methods", "report", "simulation", "training"},
     "flower": {"arrivals", "errors", "files", "history", "methods", "strategies"},
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
