@@ -8,6 +8,7 @@ python benchmarks/report.py --seeds    # one setting, 10 methods, 50 seeds
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,9 @@ def main() -> None:
         started = time.perf_counter()
         subprocess.run([sys.executable, "-m", "fedhist", "report", folder / "runs", "-o", page], check=True)
         took = time.perf_counter() - started
-        print(f"{args.kind}: {runs} runs, {took:.1f} s with start-up, {page.stat().st_size / 1e6:.1f} MB")
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy, size = usage.ru_utime + usage.ru_stime, page.stat().st_size / 1e6
+        print(f"{args.kind}: {runs} runs, {took:.1f} s with start-up, {busy:.1f} s of one core, {size:.1f} MB")
 
 
 if __name__ == "__main__":

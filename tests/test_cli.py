@@ -71,6 +71,27 @@ def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
     assert fh.History.load(folder / "fedhist-ina=false-seed1").seed == 1
 
 
+def test_report_is_made_from_runs(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="Plotly is not installed")
+    for name, method in (("a", "fedhist"), ("b", "fedavg")):
+        assert (
+            fedhist("run", *QUICK, "--strategy", method, "--quiet", "--out", f"runs/{name}", cwd=tmp_path).returncode
+            == 0
+        )
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "summary.json").write_text("{")
+    result = fedhist("report", "runs", "-o", "deep/page.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("Left out: runs/broken does not hold a complete run")
+    assert result.stdout.startswith("2 runs in deep/page.html (") and result.stdout.count("\n") == 1
+    page = (tmp_path / "deep" / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "2 runs of 2 methods" in page
+
+    nothing = fedhist("report", "deep", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("Error: there is no run in deep; give folders that fedhist run")
+
+
 def test_lists(tmp_path: Path) -> None:
     shown = fedhist("strategies", cwd=tmp_path).stdout
     assert all(name in shown for name in ("fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"))

@@ -53,7 +53,7 @@ def staleness(group: Group, looks: Looks) -> Figure:
     width = -(-most // BINS)
     edges = np.arange(0.5, most + width + 0.5, width)
     alike = _same_arrivals(runs, methods)
-    shown = {"All methods": every[methods[0]]} if alike else every
+    shown = {"All methods" if len(methods) > 1 else methods[0]: every[methods[0]]} if alike else every
     data = []
     for method, each in shown.items():
         share = 100 * np.histogram(each, edges)[0] / len(each)
@@ -206,7 +206,10 @@ def weights(group: Group, looks: Looks) -> Figure:
         f"In shares of the round: 1 is what all would get if they were weighed alike. {'; '.join(told[:6])}. "
         f"Lines are means, bands hold the middle 80 % of the uploads.{without}",
         data,
-        {"xaxis": log_axis("staleness τ (rounds)"), "yaxis": axis("weight (1 = equal share)", rangemode="tozero")},
+        {
+            "xaxis": log_axis("staleness τ (rounds)", np.concatenate([tau for tau, _ in found.values()])),
+            "yaxis": axis("weight (1 = equal share)", rangemode="tozero"),
+        },
         tables=[
             Table(
                 ["method", "staleness", "mean weight", "10 %", "90 %"],

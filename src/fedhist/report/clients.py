@@ -272,13 +272,13 @@ def boosted(group: Group, detail: Detail) -> Figure:
             "line": {"width": 0.8, "color": MUTED}, **(bar if "utility" in columns else {}),
         },
     }  # fmt: skip
+    known = "time" in found[0].history.about_clients
+    pace = "mean time of one training" if known else "time per upload"
     titles = {
-        "slowness": log_axis("mean time of one training"),
+        "slowness": log_axis(pace, columns["slowness"]),
         "label skew": axis("label skew (0 is everyone's mixture)", type="linear", tickvals=None, ticktext=None),
         "utility": axis("utility after the last round", type="linear", tickvals=None, ticktext=None),
     }
-    if "time" not in found[0].history.about_clients:
-        titles["slowness"] = log_axis("time per upload")
     views = {
         str(i): {"data": [{"x": values(columns[name][pick])}], "layout": {"xaxis": titles[name]}}
         for i, name in enumerate(ways)
@@ -344,9 +344,8 @@ def _holds(history: History, at: int) -> str:
 
 def _ends(each: Boosts) -> list[Table]:
     """Return the clients that gain and lose most, and what speaks for it."""
-    facts, ids = _facts(each), clients_of(each.history)[each.at]
-    order = np.argsort(each.boost)
-    count = min(TOLD, len(order) // 2)
+    facts, ids, boost = _facts(each), clients_of(each.history)[each.at], each.boost
+    order = np.argsort(boost)
     header = ["boost", "uploads", "mean staleness", *(["utility"] if "utility" in facts else []), "speed", "labels"]
     slow = np.argsort(np.argsort(facts["slowness"])) / max(len(order) - 1, 1)
 
@@ -356,11 +355,11 @@ def _ends(each: Boosts) -> list[Table]:
         held = _holds(each.history, int(each.at[i])) or "not known"
         return [f"{ids[i]}", *told, *useful, _pace(float(slow[i])), held]
 
-    picks: Sequence[tuple[str, Ids]] = (
-        ("most boosted client", order[::-1][:count]),
-        ("most held back client", order[:count]),
+    gain, lose = (
+        [i for i in each.tolist() if sign * boost[i] > 0][:TOLD] for sign, each in ((1, order[::-1]), (-1, order))
     )
-    return [Table([name, *header], [row(int(i)) for i in chosen]) for name, chosen in picks if count]
+    picks = ("most boosted client", gain), ("most held back client", lose)
+    return [Table([name, *header], [row(i) for i in chosen]) for name, chosen in picks if chosen]
 
 
 def _pace(rank: float) -> str:

@@ -155,8 +155,11 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
 
 
-def log_axis(title: str) -> dict[str, Any]:
-    """Return a logarithmic axis with few and plain numbers."""
+def log_axis(title: str, shown: ArrayLike) -> dict[str, Any]:
+    """Return a logarithmic axis with few and plain numbers; a plain one for values that are close together."""
+    low, high = float(np.min(shown)), float(np.max(shown))
+    if low <= 0 or high < 8 * low:
+        return axis(title, type="linear")
     ticks = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
     return axis(title, type="log", tickvals=ticks, ticktext=[f"{tick:,g}" for tick in ticks])
 

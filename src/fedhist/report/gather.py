@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhist.errors import FedHistError, require
+from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.history import Comparison, History
 
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
@@ -27,6 +27,7 @@ TOLD_BETTER = frozenset(("local", "devices"))
 
 SIZE = ("clients", "k", "rounds")
 """Settings that tell how large an experiment is."""
+ONLY_IF_SET = ("concurrency", "epochs", "folder", "rare_class", "slow_fraction", "slow_speed")
 DERIVED = ("task", "parameters", "bytes_per_upload")
 """What a group's title does not repeat: the task comes first, and the rest follows from it."""
 
@@ -78,7 +79,7 @@ class Gathered:
         return sorted(dict.fromkeys(run.history.method for run in self.runs), key=_place)
 
 
-def gather(folders: Iterable[Path]) -> Gathered:
+def gather(folders: Sequence[Path]) -> Gathered:
     """Read all runs in some folders and below them."""
     found, read = Gathered(), []
     configs: dict[Path, dict[str, Any]] = {}
@@ -89,16 +90,29 @@ def gather(folders: Iterable[Path]) -> Gathered:
             found.left_out.append((folder, str(error)))
     read.sort(key=lambda run: (_place(run.history.method), run.history.seed))
     alike = [part for runs in _parted(read, _sameness).values() for part in _without_copies(runs, found.left_out)]
-    listed = "; ".join(reason for _, reason in found.left_out[:3])
-    require(len(alike) > 0, f"there is no run that can be shown: {listed or 'no folder given holds one'}")
+    if not alike:
+        given = ", ".join(map(str, folders))
+        reasons = " ".join(reason for _, reason in found.left_out[:3])
+        raise InvalidInput(
+            f"no run could be read: {reasons}"
+            if reasons
+            else f"there is no run in {given}; give folders that fedhist run or fedhist compare have written."
+        )
     shared = [runs[0].settings.items() for runs in alike]
     found.common = {key: value for key, value in shared[0] if all((key, value) in each for each in shared)}
-    several = len(alike) > 1
+    telling = _telling([runs[0].settings for runs in alike]) if len(alike) > 1 else SIZE
     for runs in alike:
-        told = [key for key in runs[0].settings if key not in found.common] if several else SIZE
-        title = _title(runs[0], [key for key in told if key not in DERIVED])
-        found.groups.append(Group(title, runs[0].settings, runs, runs[0].target))
+        found.groups.append(Group(_title(runs[0], telling), runs[0].settings, runs, runs[0].target))
     return found
+
+
+def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the settings that tell groups apart: those that differ or are there only if somebody has set them."""
+    values: dict[str, set[str]] = {}
+    for each in settings:
+        for key, value in each.items():
+            values.setdefault(key, set()).add(str(value))
+    return [key for key, seen in values.items() if key not in DERIVED and (len(seen) > 1 or key in ONLY_IF_SET)]
 
 
 def _place(method: str) -> tuple[bool, bool, str]:
@@ -121,9 +135,7 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
 def _read(folder: Path, configs: dict[Path, dict[str, Any]]) -> Run:
     history = History.load(folder)
     shape = history.clients.shape
-    tables = history.staleness, history.arrived, history.weights
-    whole = len(shape) == 2 and shape[0] > 0 and all(table.shape == shape for table in tables)
-    require(whole, f"{folder} does not hold a complete run: its tables do not fit each other.")
+    require(_fits(history), f"{folder} does not hold a complete run: its tables do not fit each other.")
     require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
     require(len(history.records) > 0, f"{folder} holds a run that was never evaluated.")
     for place in (folder, folder.parent):
@@ -137,6 +149,22 @@ def _read(folder: Path, configs: dict[Path, dict[str, Any]]) -> Run:
     settings.setdefault("rounds", shape[0])
     target = config.get("target", 0.5)
     return Run(folder, history, {"task": history.task} | settings, target if isinstance(target, float) else 0.5)
+
+
+def _fits(history: History) -> bool:
+    """Whether a run's tables have the shapes that they should have to each other."""
+    about, traces, shape = history.about_clients, history.traces, history.clients.shape
+    tables = history.staleness, history.arrived, history.weights
+    known, told = len(about.get("id", ())), len(traces.get("round", ()))
+    expected = {"utility": (told, known), "lengths": (told, 2)}
+    return (
+        len(shape) == 2
+        and 0 not in shape
+        and all(table.shape == shape for table in tables)
+        and all(len(column) == known for column in about.values())
+        and ("labels" not in about or about["labels"].ndim == 2)
+        and all(traces[name].shape == size for name, size in expected.items() if name in traces)
+    )
 
 
 def _idle(config: dict[str, Any]) -> set[str]:
@@ -199,8 +227,10 @@ def _same(one: History, other: History) -> bool:
     return one.records == other.records and np.array_equal(one.clients, other.clients)
 
 
-def _title(run: Run, told: Iterable[str]) -> str:
-    """Return the task with some of its settings."""
+def _title(run: Run, telling: Iterable[str]) -> str:
+    """Return the task with the settings that matter."""
     words = {"clients": "{:,} clients", "rounds": "{:,} rounds", "k": "K = {}", "beta": "β = {}", "folder": "in {}"}
-    plain = (words.get(k, k.replace("_", " ") + " = {}").format(run.settings[k]) for k in told if k in run.settings)
+    known = {key: run.settings[key] for key in telling if key in run.settings}
+    short = {key: f"{value:g}" if isinstance(value, float) else value for key, value in known.items()}
+    plain = (words.get(key, key.replace("_", " ") + " = {}").format(value) for key, value in short.items())
     return ", ".join((run.history.task, *plain))

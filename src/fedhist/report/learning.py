@@ -142,7 +142,7 @@ def _told(ends: Mapping[str, float], runs: Any, target: float) -> str:
     order = sorted(ends, key=ends.__getitem__, reverse=True)
     reached = {method: [r for h in runs[method] if (r := h.rounds_to(target)) is not None] for method in order}
     text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[:6])
-    text += f" and {len(order) - 6} others are lower." if len(order) > 6 else "."
+    text += f"; {len(order) - 6} others are lower." if len(order) > 6 else "."
     first = {method: float(np.mean(each)) for method, each in reached.items() if len(each) == len(runs[method])}
     if first:
         quick = min(first, key=first.__getitem__)
@@ -174,6 +174,8 @@ def final_by_seed(group: Group, looks: Looks) -> Figure:
     """Draw the final accuracy of every run."""
     methods, note = shown_methods(group)
     runs, data, spreads = group.comparison, [], {}
+    if len(runs) == 1:
+        return Figure("seeds", "Final accuracy, run by run", "There is one run.")
     for method in reversed(methods):
         own = np.array([100 * h.final_accuracy for h in runs[method]])
         spreads[method] = float(np.ptp(own))
@@ -294,8 +296,12 @@ def per_tier(group: Group, looks: Looks) -> Figure:
     """Draw the accuracy on data like those of fast and of slow clients."""
 
     def of(history: History) -> Floats | None:
-        classes, shares = _final_classes(history), tiers(history)
-        return None if classes is None or shares is None else shares @ np.nan_to_num(np.array(classes))
+        classes, shares = np.array(_final_classes(history) or []), tiers(history)
+        known = np.isfinite(classes)  # of a class without test examples nothing is known
+        if shares is None or len(classes) != shares.shape[1] or (shares[:, known].sum(axis=1) == 0).any():
+            return None
+        seen: Floats = (shares[:, known] @ classes[known]) / shares[:, known].sum(axis=1)
+        return seen
 
     title = "Accuracy by speed of the clients"
     found = {m: np.stack(rows) for m, rows in by_method(group, of).items()}
@@ -318,7 +324,7 @@ def per_tier(group: Group, looks: Looks) -> Figure:
         [[name, *(f"{rows[:, i].mean():.1f}" for rows in found.values())] for i, name in enumerate(TIERS)],
     )
     layout = {
-        "xaxis": {"tickvals": [0, 1, 2], "ticktext": list(TIERS), "range": [-0.5, 2.5]},
+        "xaxis": axis("clients", tickvals=[0, 1, 2], ticktext=list(TIERS), range=[-0.5, 2.5]),
         "yaxis": axis("accuracy on data like theirs (%)"),
     }
     return Figure("tiers", title, summary, _points(looks, found, range(3)), layout, tables=[table])

@@ -87,9 +87,7 @@
   }
 
   function draw(figure) {
-    const plot = figure.querySelector(".plot");
-    if (!plot || !figures[figure.id]) return;
-    Plotly.react(plot, ...drawing(figure));
+    Plotly.react(figure.querySelector(".plot"), ...drawing(figure));
     figure.dataset.drawn = figures[figure.id].view;
   }
 
@@ -106,7 +104,7 @@
 
   const later = window.requestIdleCallback || ((work) => setTimeout(work, 30));
   function drawRest() {
-    const next = [...document.querySelectorAll("figure:not([data-drawn])")].find((f) => figures[f.id] && open(f));
+    const next = [...document.querySelectorAll("figure:not([data-drawn])")].find(open);
     if (!next) {
       document.documentElement.dataset.ready = "yes";
       return;

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Report:
     left_out: Sequence[tuple[Path, str]]
 
 
-def write_report(folders: Iterable[Path], out: Path, baseline: str | None = None) -> Report:
+def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None) -> Report:
     """Gather the runs in some folders and write the page about them.
 
     Parameters
@@ -76,7 +77,7 @@ def render(found: Gathered, baseline: str | None = None) -> str:
     chosen = [group for group in found.groups if group in detailed]
     detail = Detail() if len(chosen) <= FEW_GROUPS else BRIEF
     sections = [_section(i, group, looks, detail, baseline) for i, group in enumerate(chosen)]
-    drawn = {each["id"]: each["drawing"] for section in sections for each in section["figures"] if each["drawn"]}
+    drawn = {each["id"]: each["drawing"] for section in sections for each in section["figures"]}
     return page.render(
         version=__version__,
         lead=_lead(found),
@@ -119,26 +120,33 @@ def _section(i: int, group: Group, looks: Looks, detail: Detail, baseline: str |
         "settings": _settings(group.settings),
         "methods": [(m, looks.colour(m)) for m in runs.methods[:MOST_METHODS]],
         "final": _final(group, runs, against),
-        "figures": [_figure(f"g{i}-{each.name}", each) for each in figures],
+        "figures": [_figure(f"g{i}-{each.name}", each) for each in _in_rows([f for f in figures if f.data])],
+        "undrawn": [_figure(f"g{i}-{each.name}", each) for each in figures if not each.data],
     }
 
 
+def _in_rows(figures: Sequence[Figure]) -> Sequence[Figure]:
+    """Let a figure of half a page's width that would be alone in its row have all of it."""
+    halves = 0
+    for this, after in pairwise((*figures, None)):
+        assert this is not None
+        halves = 0 if this.wide else halves + 1
+        if halves % 2 and (after is None or after.wide):
+            this.wide = True
+    return figures
+
+
 def _figure(key: str, each: Figure) -> dict[str, Any]:
-    drawing = {"data": each.data, "layout": each.layout, "views": each.views} if each.data else None
-    switches = [switch for switch in each.switches if len(switch.options) > 1]
     start = " ".join("0" for _ in each.switches)
-    if drawing is not None:
-        drawing["view"] = start
     return {
         "id": key,
         "title": each.title,
         "summary": each.summary,
-        "switches": [(each.switches.index(s), s) for s in switches] if drawing else [],
+        "switches": [(place, switch) for place, switch in enumerate(each.switches) if len(switch.options) > 1],
         "tables": each.tables,
         "open_tables": each.open_tables,
         "wide": each.wide,
-        "drawn": drawing is not None,
-        "drawing": drawing,
+        "drawing": {"data": each.data, "layout": each.layout, "views": each.views, "view": start},
     }
 
 
