@@ -127,7 +127,7 @@ class Browser:
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        assert "exceptionDetails" not in answer, [answer["exceptionDetails"], *self.complaints]
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import fedhist as fh
+from fedhist.history import sample
 from fedhist.settings import Settings
 
 CLASSES = 10
@@ -51,9 +52,9 @@ def fake_history(
         wall_seconds=1.0,
         setting={"clients": clients, "k": k, "rounds": rounds, "parameters": 1000, "bytes_per_upload": 4000},
         about_clients={
-            "id": np.arange(clients),
-            "labels": rng.multinomial(30, rng.dirichlet([0.3] * CLASSES, clients)).astype(np.int32),
-            "time": times,
+            "id": sample(clients),
+            "labels": rng.multinomial(30, rng.dirichlet([0.3] * CLASSES, len(sample(clients)))).astype(np.int32),
+            "time": times[sample(clients)],
         },
     )
     if method.startswith("FedHist"):

@@ -164,7 +164,7 @@ def test_many_methods_are_thinned(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {f"M{i:02d}": 0.01 * i for i in range(20)}, seeds=1)
     group = gather([tmp_path]).groups[0]
     shown, note = figure.shown_methods(group)
-    assert shown == [f"M{i:02d}" for i in range(4, 20)] and "Of 20 methods the best 16" in note
+    assert shown == [f"M{i:02d}" for i in range(8, 20)] and "Of 20 methods the best 12" in note
 
 
 def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:

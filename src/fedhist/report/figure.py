@@ -19,8 +19,10 @@ POINTS = 200
 """Points of a curve that are drawn at most."""
 PRECISE = 7
 """Digits of rounds, times and the like, which may be large and close together."""
-MOST_METHODS = 16
+MOST_METHODS = 12
 """Methods that figures show at most; tables have them all."""
+NAMED = 6
+"""Methods that a sentence names at most."""
 
 # Words that the page replaces by colours that fit its background.
 INK, INK_BAND, MUTED, PAPER, STRONG = "@ink", "@inkband", "@muted", "@paper", "@strong"

@@ -13,6 +13,7 @@ from fedhist.report import figure
 from fedhist.report.clients import tiers
 from fedhist.report.figure import (
     MUTED,
+    NAMED,
     POINTS,
     PRECISE,
     SEQUENTIAL,
@@ -141,14 +142,14 @@ def _together(
 def _told(ends: Mapping[str, float], runs: Any, target: float) -> str:
     order = sorted(ends, key=ends.__getitem__, reverse=True)
     reached = {method: [r for h in runs[method] if (r := h.rounds_to(target)) is not None] for method in order}
-    text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[:6])
-    text += f"; {len(order) - 6} others are lower." if len(order) > 6 else "."
+    text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[:NAMED])
+    text += f"; {len(order) - NAMED} others are lower." if len(order) > NAMED else "."
     first = {method: float(np.mean(each)) for method, each in reached.items() if len(each) == len(runs[method])}
     if first:
         quick = min(first, key=first.__getitem__)
         text += f" {quick} is the first to reach {100 * target:g} % (dotted line), after {first[quick]:,.0f} rounds"
         others = [method for method in order if method not in first]
-        text += f"; not all runs of {listed(others[:6])} do." if others else "."
+        text += f"; not all runs of {listed(others[:NAMED])} do." if others else "."
     else:
         text += f" No method reaches {100 * target:g} % (dotted line) with all its seeds."
     return text
@@ -231,7 +232,7 @@ def per_class(group: Group, looks: Looks) -> Figure:
     width = max(len(rows[0]) for rows in found.values())
     labels = [str(i) for i in range(width)]
     text = []
-    for method, rows in list(found.items())[:6]:
+    for method, rows in list(found.items())[:NAMED]:
         mean = rows.mean(axis=0)
         if np.isfinite(mean).any():
             worst, best = int(np.nanargmin(mean)), int(np.nanargmax(mean))
@@ -310,7 +311,7 @@ def per_tier(group: Group, looks: Looks) -> Figure:
             "tiers", title, "It needs the accuracy on single classes and the clients' labels, which were not recorded."
         )
     text = []
-    for method, rows in list(found.items())[:6]:
+    for method, rows in list(found.items())[:NAMED]:
         gap = float(rows[:, 2].mean() - rows[:, 0].mean())
         where = "the same for both" if abs(gap) < 0.05 else f"{abs(gap):.1f} points {'higher' if gap > 0 else 'lower'}"
         text.append(f"for {method} {where}")
@@ -325,7 +326,7 @@ def per_tier(group: Group, looks: Looks) -> Figure:
     )
     layout = {
         "xaxis": axis("clients", tickvals=[0, 1, 2], ticktext=list(TIERS), range=[-0.5, 2.5]),
-        "yaxis": axis("accuracy on data like theirs (%)"),
+        "yaxis": axis("accuracy on their labels (%)"),
     }
     return Figure("tiers", title, summary, _points(looks, found, range(3)), layout, tables=[table])
 
@@ -346,13 +347,9 @@ def lengths(group: Group, looks: Looks) -> Figure:
         line = looks.line(method)
         faint = {**line, "width": 1.2, "dash": "dot"}
         hover = "%{y:.3g}<extra>" + method
-        data.append(
-            curve(looks, method, rounds, before, line=faint, hovertemplate=hover + ", before</extra>")
-            | {"name": f"{method}, before"}
-        )
-        data.append(
-            curve(looks, method, rounds, after, hovertemplate=hover + ", after</extra>") | {"name": f"{method}, after"}
-        )
+        shown = {"showlegend": False, "hovertemplate": hover + ", before</extra>"}
+        data.append(curve(looks, method, rounds, before, line=faint, **shown))
+        data.append(curve(looks, method, rounds, after, hovertemplate=hover + ", after</extra>"))
         factor = float(after.sum() / before.sum()) if before.sum() > 0 else float("nan")
         text.append(f"by {factor:.1f} with {method}" if np.isfinite(factor) else f"from zero with {method}")
         rows += [(method, rounds[i], before[i], after[i]) for i in thinned(len(rounds), 5)]
@@ -363,8 +360,8 @@ def lengths(group: Group, looks: Looks) -> Figure:
     return Figure(
         "lengths",
         title,
-        f"INA multiplies the length of the update {listed(text)}, on average over the run. "
-        "Each point is the mean over the rounds since the one before it.",
+        f"INA multiplies the length of the update {listed(text[:NAMED])}, on average over the run. Thin dotted lines "
+        "are before INA. Each point is the mean over the rounds since the one before it.",
         data,
         {"xaxis": axis("round"), "yaxis": axis("length (L2 norm)", rangemode="tozero"), "hovermode": "x unified"},
         tables=[

@@ -63,11 +63,12 @@
       if (gone.has(whole.meta)) whole.visible = false;
       return whole;
     });
-    const axis = { gridcolor: css("grid"), linecolor: css("line"), zerolinecolor: css("line"), automargin: true };
     const width = printing ? PAPER_WIDTH : figure.clientWidth;
+    const legend = legendHeight(data, width - 80);
+    const axis = { gridcolor: css("grid"), linecolor: css("line"), zerolinecolor: css("line"), automargin: true };
     const layout = merged({
       height: 360,
-      margin: { l: 48, r: 12, t: 14 + legendHeight(data, width - 80), b: 44 },
+      margin: { l: 48, r: 12, t: 14 + legend, b: 44 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: css("ink"), family: "system-ui, sans-serif", size: width < 480 ? 11 : 12.5 },
@@ -81,8 +82,9 @@
     }, coloured(merged(spec.layout, view.layout)));
     if (printing) {
       layout.width = PAPER_WIDTH;
-      layout.height = layout.height > 500 ? 480 : Math.min(layout.height, figure.matches(".wide") ? 310 : 235);
+      layout.height = layout.height > 500 ? 480 : Math.min(layout.height, figure.matches(".wide") ? 265 : 225);
     }
+    layout.height += Math.max(0, legend - 21); // a long legend takes nothing from the figure
     return [data, layout, { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] }];
   }
 

@@ -15,7 +15,7 @@ from fedhist.errors import FedHistError, InvalidInput, unknown
 from fedhist.files import whole_file
 from fedhist.history import Comparison
 from fedhist.report import arriving, clients, learning
-from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Looks, counted, listed
+from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Looks, counted, listed, shown_methods
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.statistics import FEW, half_width, holm, paired
 from fedhist.report.table import cells, rows
@@ -118,7 +118,7 @@ def _section(i: int, group: Group, looks: Looks, detail: Detail, baseline: str |
         "title": group.title,
         "seeds": counted(max(len(runs[method]) for method in runs.methods), "seed"),
         "settings": _settings(group.settings),
-        "methods": [(m, looks.colour(m)) for m in runs.methods[:MOST_METHODS]],
+        "methods": [(m, looks.colour(m)) for m in shown_methods(group)[0]],
         "final": _final(group, runs, against),
         "figures": [_figure(f"g{i}-{each.name}", each) for each in _in_rows([f for f in figures if f.data])],
         "undrawn": [_figure(f"g{i}-{each.name}", each) for each in figures if not each.data],
