@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_robustness_code_runs() -> None:
     for block in blocks:
         exec(compile(block, "robustness.md", "exec"), names)
     assert len(names["runs"]) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_the_example_of_a_trace_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), flags=re.S)
+    names: dict[str, Any] = {}
+    exec(compile(block, "report.md", "exec"), names)
+    assert names["history"].traces["seen"].sum(axis=1).tolist() == [15, 30]
 
 
 def test_documents_link_to_what_exists() -> None:
