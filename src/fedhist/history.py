@@ -190,8 +190,8 @@ class History:
             )
             happened = folder / "events.jsonl"
             events = [_event(_object(line)) for line in read_lines(happened)] if happened.exists() else []
-            tables = {"about_clients": _table(folder / "clients.npz"), "traces": _table(folder / "traces.npz")}
-            return cls(**summary, **arrivals, **tables, records=records, events=events)
+            about, traces = (_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            return cls(**summary, **arrivals, records=records, events=events, about_clients=about, traces=traces)
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
 
@@ -251,8 +251,10 @@ def _setting(said: object) -> dict[str, Any]:
 
 def _record(said: dict[str, Any]) -> Record:
     """Return an evaluation, or raise unless it is one."""
-    told = said.keys() - {"epsilon"}  # which not every run has
-    require(told == _COLUMNS - {"epsilon"}, f"an evaluation must have {', '.join(sorted(_COLUMNS))} and nothing else")
+    needed = _COLUMNS - {"epsilon"}  # which not every run has
+    require(
+        said.keys() - {"epsilon"} == needed, f"an evaluation must have {', '.join(sorted(needed))} and nothing else"
+    )
     loss, per_class, epsilon = said["loss"], said["per_class"], said.get("epsilon")
     require(isinstance(per_class, list), f"per_class must be a list, got {shown(per_class)}")
     return Record(
@@ -304,10 +306,8 @@ def _table(path: Path) -> dict[str, NDArray[Any]]:
         f"{path.name} holds columns of different lengths",
     )
     for name, array in arrays.items():
-        require(
-            array.dtype.kind in "iuf" and bool(np.isfinite(array).all()),
-            f"{path.name} holds no numbers in {shown(name)}",
-        )
+        fine = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+        require(fine, f"{path.name} holds no numbers in {shown(name)}")
     return arrays
 
 

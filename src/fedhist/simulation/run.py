@@ -192,5 +192,5 @@ class Run:
         evaluations = -(-self.trial.rounds // self.trial.eval_every)
         if round_ % (self.trial.eval_every * -(-evaluations // TRACED)) == 0 or round_ == self.trial.rounds:
             told = {name: vector.detach().float().cpu().numpy() for name, vector in self.strategy.trace().items()}
-            if told:
+            if told and all(np.isfinite(values).all() for values in told.values()):
                 self.history.trace(round_, told)
