@@ -167,7 +167,7 @@ class History:
             clients=self.clients.astype(np.int32),
             staleness=self.staleness.astype(np.int32),
             arrived=self.arrived,
-            weights=self.weights,
+            weights=self.weights.astype(np.float32),
         )
         for name, table in (("clients", self.about_clients), ("traces", self.traces)):
             if table:
