@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,24 @@ def test_watch_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         exec(compile(block, "watch.md", "exec"), names)
     assert list((tmp_path / "board" / "fedhist-seed0").glob("events.*"))
     assert len(capsys.readouterr().out.splitlines()) == 2 * 2 * 3
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_robustness_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "robustness.md").read_text(), flags=re.S)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "robustness.md", "exec"), names)
+    assert len(names["runs"]) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_the_example_of_a_trace_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), flags=re.S)
+    names: dict[str, Any] = {}
+    exec(compile(block, "report.md", "exec"), names)
+    assert names["history"].traces["seen"].sum(axis=1).tolist() == [15, 30]
 
 
 def test_documents_link_to_what_exists() -> None:

@@ -16,6 +16,7 @@ ROOMS = {
     "errors": set(),
     "files": set(),
     "snapshot": {"errors", "files"},
+    "arrays": {"files"},
     "streams": {"errors"},
     "noise": set(),
     "screening": {"errors"},
@@ -27,9 +28,9 @@ ROOMS = {
     "objectives": {"parameters", "errors"},
     "data": {"errors", "files", "models", "parameters", "streams"},
     "training": {"data", "errors", "native", "objectives", "parameters", "streams"},
-    "history": {"errors", "files"},
+    "history": {"arrays", "errors", "files"},
     "recording": {"errors", "history", "snapshot"},
-    "methods": {"errors", "objectives", "strategies"},
+    "methods": {"errors", "files", "objectives", "strategies"},
     "replay": {"arrivals", "errors", "files", "methods", "objectives", "recording", "strategies"},
     "settings": {"errors", "files"},
     "folder": {"errors", "files", "settings"},
@@ -39,9 +40,11 @@ ROOMS = {
         "screening", "snapshot", "strategies", "streams", "training",
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "strategies", "training"},
-    "report": {"files", "history"},
+    "report": {"errors", "files", "history", "settings"},
     "paper": {"data", "errors", "files", "history", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies"},
+    "flower": {
+        "arrays", "arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies",
+    },
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 

@@ -191,16 +191,25 @@ def _write(runs: Comparison, command: str, settings: Settings, out: Path) -> Non
 
 @app.command()
 def strategies() -> None:
-    """List the methods and their options."""
-    from fedhist.methods import METHODS  # noqa: PLC0415
+    """List the methods, what can defend them, what can attack them, and their options."""
+    from fedhist.methods import DEFENCES, METHODS  # noqa: PLC0415
+    from fedhist.simulation.attacks import ATTACKS  # noqa: PLC0415
 
     table = Table("name", "method", "options and defaults", box=None, pad_edge=False)
     for name, entry in METHODS.items():
-        options = ", ".join(
-            f"{p.name}={json.dumps(p.default)}" for p in inspect.signature(entry.make).parameters.values()
-        )
-        table.add_row(name, entry.title, options or "-")
+        table.add_row(name, entry.title, _options(entry.make))
+    for kind, known in (("defence", DEFENCES), ("attack", ATTACKS)):
+        table.add_section()
+        table.add_row("", f"[bold]{kind}[/bold]")
+        for name, make in known.items():
+            table.add_row(name, (inspect.getdoc(make) or "").splitlines()[0].replace("`", ""), _options(make))
     console.print(table)
+
+
+def _options(make: Callable[..., Any]) -> str:
+    """Return the options a name can be given; what a defence goes around is none."""
+    given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
 
 @app.command()
@@ -215,6 +224,30 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
         place = dataset.place(roots)
         table.add_row(name, dataset.title, str(place) if place else f"to be downloaded to {roots[0]}")
     console.print(table)
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write; one that is there is replaced.")] = Path(
+        "report.html"
+    ),
+    baseline: Annotated[
+        Optional[str],  # noqa: UP045 (a runtime value)
+        typer.Option(help="The method that others are tested against; FedHist, or the first there is, by default."),
+    ] = None,
+) -> None:
+    """Make one page with figures, tables and tests from runs; it opens without a network."""
+    from fedhist.report.page import write_report  # noqa: PLC0415
+
+    made = write_report(run_dirs, out, baseline)
+    for _, reason in made.left_out:
+        stderr.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    size = out.stat().st_size / 1e6
+    runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
+    console.print(
+        f"{runs} in {shown(out.resolve())} ({size:.1f} MB); open it in a browser.", highlight=False, soft_wrap=True
+    )
 
 
 PASSED_ON: dict[str, Any] = {

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ def test_describes_itself() -> None:
     assert (task.num_clients, task.num_classes, task.layout.size) == (2, 3, 15)
     assert task.sizes.tolist() == [6, 6] and task.client(1).tolist() == [6, 7, 8, 9, 10, 11]
     assert task.label_counts().tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert task.label_counts([1]).tolist() == [[2, 2, 2]]
     assert repr(task) == "Task('custom', clients=2, examples=12, classes=3, parameters=15)"
 
 
@@ -220,3 +223,18 @@ class Odd(nn.Module):
 def test_refuses(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=f"^{re.escape(sentence)}"):
         fh.Task(**parts(**change))
+
+
+def test_other_labels_share_the_inputs(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    other = task.relabelled(2 - task.y)
+    assert other.y.tolist() == [2 - y for y in task.y.tolist()]
+    assert other.data[0] == task.data[0] and other.data[2:] == task.data[2:] and other.data[1] != task.data[1]
+    meta = torch.device("meta")
+    assert other.bytes_for(meta) == task.bytes_for(meta) + 8 * len(task.y)
+    assert other.on(meta)[0] is task.on(meta)[0]  # copied to a device once
+    assert other.bytes_for(meta) == 0 == task.bytes_for(meta)
+    assert task.relabelled(2 - task.y) is other
+    assert task.relabelled(task.y.clone()) is not other
+    sent = pickle.loads(pickle.dumps(make_task(model=torch.nn.Linear(5, 3)).relabelled(2 - task.y)))
+    assert sent.y.tolist() == other.y.tolist()

@@ -73,6 +73,7 @@ def test_the_first_k_make_the_model_and_only_they_get_it(grid: FakeGrid) -> None
     history = server.history
     assert [sorted(row) for row in history.clients.tolist()] == [[0, 1], [0, 1]]
     assert history.staleness.tolist() == [[1, 1], [1, 1]]
+    assert (history.setting["parameters"], history.setting["bytes_per_upload"]) == (8, 32)
     by_node = [message.metadata.dst_node_id for message in grid.sent]
     assert by_node.count(13) == 1  # sent once, and left in peace
     assert by_node.count(11) == by_node.count(12) == 2
@@ -211,7 +212,7 @@ def set_examples(value: float) -> Callable[[RecordDict], None]:
         (header("(4,), ((((("), "cannot be read"),
         (header("-" * 90), "cannot be read"),
         (lambda content: content.pop("arrays"), "no array record 'arrays'"),
-        (pickled, "must hold numbers, got object"),
+        (pickled, "must hold numbers"),
         (header("(999999999999,)"), "comes with 16 bytes"),
     ],
 )
@@ -423,7 +424,7 @@ def test_an_error_of_the_evaluation_is_not_swallowed(grid: FakeGrid) -> None:
         run(grid, rounds=4, evaluate_fn=central)
 
 
-@pytest.mark.parametrize("name", ["fedhist", "wkafl"])
+@pytest.mark.parametrize("name", ["fedhist", "wkafl", "fedhist + median + norm-clip"])
 def test_a_killed_server_goes_on_from_its_checkpoint(name: str, tmp_path: Path) -> None:
     """With all K nodes in every round nothing is lost in between, so the model must be the same to the bit."""
 
@@ -651,6 +652,26 @@ def test_nodes_come_back_under_other_numbers_while_the_server_is_down(tmp_path: 
     run(fresh(1), k=2, rounds=3, num_clients=3, checkpoint=tmp_path)
     again = run(fresh(101), k=2, rounds=6, num_clients=3, checkpoint=tmp_path)
     assert again.history.rounds == 6
+
+
+@pytest.mark.parametrize("defence", ["median", "trimmed", "krum", "norm-clip"])
+def test_a_defence_guards_the_model(grid: FakeGrid, defence: str) -> None:
+    for node in range(1, 5):
+        grid.add(node, moved(-1.0 - 0.01 * node), 1.0)
+    grid.add(5, moved(300.0), 1.0)
+    server = run(grid, k=5, rounds=3, strategy=f"fedavg + {defence}")
+    after = server.result.arrays.to_torch_state_dict()["w"].tolist()  # type: ignore[attr-defined]
+    assert all(-3.2 < value < -1.5 for value in after)
+    assert server.history.method == f"FedAvg + {defence}"
+    assert server.history.weights.sum(axis=1).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_room_for_more_clients_does_not_lengthen_a_defended_memory(grid: FakeGrid) -> None:
+    for node in range(1, 9):
+        grid.add(node, moved(-1.0), 1.0)
+    server = run(grid, k=2, rounds=2, strategy="fedhist + krum", min_available_nodes=8)
+    assert server._session is not None
+    assert server._session.strategy.inner.h == 2  # 8 clients, 2 a round
 
 
 def test_evaluations_that_were_under_way_are_done_again(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":")
 
 
+def look(place: int) -> tuple[str, str]:
+    """Return the colour and the dashes of the method at some place; no two of the first 32 look alike."""
+    return COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]
+
+
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
     """Draw each method's mean test accuracy with a band of one standard deviation over its seeds."""
     import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
@@ -28,8 +33,8 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             histories = runs[method]
             rounds = histories[0].round
             accuracy = 100 * np.array([history.accuracy for history in histories])
-            mean, colour = accuracy.mean(axis=0), COLOURS[i % len(COLOURS)]
-            axes.plot(rounds, mean, color=colour, linestyle=DASHES[i % len(DASHES)], linewidth=2, label=method)
+            mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
+            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=method)
             if len(histories) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
@@ -39,13 +44,15 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
         seeds = len(runs[runs.methods[0]])
         axes.set_title(
             f"{first.task}, K = {first.clients.shape[1]}, mean staleness {first.staleness.mean():.1f}, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}"
+            f"{seeds} seed{'s' if seeds > 1 else ''}",
+            parse_math=False,
         )
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy (%)")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
+        for text in axes.legend(frameon=False, loc="lower right").get_texts():
+            text.set_parse_math(False)  # names are whatever a file says
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.lstrip(".") or "png")

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, unknown, whole
+from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History, run_name
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.recording import Tape, check_room
 from fedhist.screening import MAX_NORM_RATIO
+from fedhist.simulation.attacks import Attack
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.checkpoint import EVERY, LIVE, Checkpoints, Keeper
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.faults import Faults
 from fedhist.simulation.live import LiveRounds
-from fedhist.simulation.memory import available, in_waves, needed
+from fedhist.simulation.memory import available, check_schedule, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial, sameness
@@ -92,6 +93,7 @@ def simulate(
     max_norm_ratio: float = MAX_NORM_RATIO,
     record: str | Path | None = None,
     record_dtype: str | None = None,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -121,6 +123,7 @@ def simulate(
         max_norm_ratio=max_norm_ratio,
         record=record,
         record_dtype=record_dtype,
+        attack=attack,
     )
     return simulate_many(
         [trial],
@@ -151,6 +154,7 @@ def compare(
     max_norm_ratio: float = MAX_NORM_RATIO,
     record: str | Path | None = None,
     record_dtype: str | None = None,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -212,6 +216,7 @@ def compare(
             max_norm_ratio=max_norm_ratio,
             record=None if record is None else Path(record) / run_name(method.name, seed),
             record_dtype=record_dtype,
+            attack=attack,
         )
         for method in chosen
         for seed, own in tasks.items()
@@ -337,6 +342,7 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
         shape = trial.task.num_clients, trial.k, trial.rounds
         key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
         if key not in made:
+            check_schedule(trial.rounds, trial.k)
             if trial.schedule is None:
                 schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
             else:
@@ -386,7 +392,7 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {shown(device)}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
     if chosen.type == "cpu":
         return [chosen]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +16,11 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
-from fedhist.history import History, Record
+from fedhist.history import History, Record, sample
+from fedhist.noise import keyed
 from fedhist.recording import Tape
 from fedhist.screening import REMEMBERED, Norms
+from fedhist.simulation.attacks import poisoned
 from fedhist.simulation.checkpoint import outside_buffers
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
@@ -25,6 +29,10 @@ from fedhist.training import Evaluation
 
 MOST_EVENTS = 100_000
 """Events of a run that are kept."""
+NAME = 300
+"""Characters that are kept of a description, at most."""
+TRACED = 200
+"""Evaluations at which the strategy is asked for traces, at most; of more, as many at even distances."""
 
 
 class Run:
@@ -39,6 +47,7 @@ class Run:
             schedule = Schedule(schedule.num_clients, *tables)
         self.trial, self.schedule, self.plan, self.device = trial, schedule, plan, device
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
+        self.attack = trial.adversary
         self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
         layout = self.task.layout
         self.strategy = copy.deepcopy(self.method.strategy).seeded(self.seed)
@@ -63,7 +72,42 @@ class Run:
             staleness=schedule.staleness,
             arrived=schedule.arrived,
             weights=np.full(schedule.clients.shape, np.nan, np.float32),
+            setting=self._setting(),
+            about_clients=self._about_clients(),
         )
+        if self.attack is not None:
+            self.task = poisoned(self.task, self.attack, self.seed)
+            who = self.attack.attackers(self.task.num_clients, self.seed)
+            told = {"time": 0.0, "round": 0, "event": "attack", "attack": repr(self.attack), "clients": who.tolist()}
+            self.history.events.append(told)
+            self._attackers = torch.from_numpy(np.isin(np.arange(self.task.num_clients), who)).to(device)
+
+    def capturable(self) -> bool:
+        """Return whether a CUDA graph may replay what this run does in a round."""
+        pure = [type(each) for each in (self.method.objective, self.attack) if each is not None]
+        return self.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
+
+    def _setting(self) -> dict[str, Any]:
+        """Return what tells this run from others on the same task, and what its communication costs."""
+        trial, layout = self.trial, self.task.layout
+        return {
+            "clients": self.task.num_clients,
+            "k": self.schedule.k,
+            "rounds": self.schedule.rounds,
+            "local": repr(trial.local)[:NAME],
+            "devices": "recorded" if trial.schedule is not None else repr(trial.devices)[:NAME],
+            "server_lr": trial.server_lr,
+            "concurrency": trial.concurrency,
+            "parameters": layout.size,
+            "bytes_per_upload": layout.size * layout.dtype.itemsize,
+        }
+
+    def _about_clients(self) -> dict[str, NDArray[Any]]:
+        ids = sample(self.task.num_clients)
+        about: dict[str, NDArray[Any]] = {"id": ids, "labels": self.task.label_counts(ids).astype(np.int32)}
+        if self.trial.schedule is None:
+            about["time"] = self.trial.devices.mean_times(self.task.num_clients, self.seed)[ids]
+        return about
 
     def aggregate(self, arrivals: Arrivals) -> None:
         """Let the strategy turn a round's uploads into the next model."""
@@ -83,6 +127,15 @@ class Run:
         """Keep an event for the history."""
         if len(self.history.events) < MOST_EVENTS:
             self.history.events.append({"time": time, "round": round_, "event": event, **more})
+
+    def as_sent(self, arrivals: Arrivals, done: Tensor) -> Arrivals:
+        """Return the uploads that attackers have had their hands on, after `done` rounds."""
+        if self.attack is None:
+            return arrivals
+        versions = done - arrivals.staleness + 2
+        keys = keyed(self.seed, arrivals.clients, versions)  # like batches: nothing to keep, and one for each upload
+        attacking = self._attackers.index_select(0, arrivals.clients)[:, None]
+        return replace(arrivals, deltas=self.attack.uploads(arrivals.deltas, attacking, keys), validate=False)
 
     def diverged(self, round_: int, what: str) -> None:
         """Take note that the run has left the numbers; it is not looked at again, and runs beside it go on."""
@@ -145,3 +198,8 @@ class Run:
                 epsilon=self.strategy.epsilon(),
             )
         )
+        evaluations = -(-self.trial.rounds // self.trial.eval_every)
+        if round_ % (self.trial.eval_every * -(-evaluations // TRACED)) == 0 or round_ == self.trial.rounds:
+            told = {name: vector.detach().float().cpu().numpy() for name, vector in self.strategy.trace().items()}
+            if told and all(np.isfinite(values).all() for values in told.values()):
+                self.history.trace(round_, told)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, positive, require, whole
+from fedhist.errors import InvalidInput, rate, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.recording import About, check_dtype
 from fedhist.screening import MAX_NORM_RATIO, Screen
+from fedhist.simulation.attacks import Attack, as_attack
 from fedhist.simulation.clock import Schedule, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.faults import Faults
@@ -69,6 +70,8 @@ class Trial:
         A folder in which to keep all uploads, for :func:`fedhist.replay`, and the history.
     record_dtype
         "float16" or "bfloat16" to keep them in half the size; by default as they are.
+    attack
+        What some of the clients do, such as ``SignFlip(share=0.2)`` or "sign-flip:share=0.2"; by default nobody does.
     """
 
     strategy: Strategy | str | Method
@@ -88,8 +91,10 @@ class Trial:
     max_norm_ratio: float = field(default=MAX_NORM_RATIO, kw_only=True)
     record: str | Path | None = field(default=None, kw_only=True)
     record_dtype: str | None = field(default=None, kw_only=True)
+    attack: Attack | str | None = field(default=None, kw_only=True)
 
     method: Method = field(init=False, repr=False)
+    adversary: Attack | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, Task):
@@ -99,7 +104,7 @@ class Trial:
         whole("rounds", self.rounds, 1)
         whole("seed", self.seed)
         whole("eval_every", self.eval_every, 1)
-        positive("server_lr", self.server_lr)
+        rate("server_lr", self.server_lr)
         Screen(self.bad_updates, self.max_norm_ratio)
         require(
             self.faults is None or isinstance(self.faults, Faults),
@@ -115,6 +120,9 @@ class Trial:
             recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         check_dtype(self.record_dtype)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
+        object.__setattr__(self, "adversary", as_attack(self.attack))
+        if self.adversary is not None:
+            self.adversary.attackers(self.task.num_clients, self.seed)
 
     @property
     def recorded(self) -> About:
@@ -134,4 +142,5 @@ class Trial:
         )
 
     def __str__(self) -> str:
-        return f"{self.method.name}, seed {self.seed}"
+        attack = "" if self.adversary is None else f", {self.adversary}"
+        return f"{self.method.name}, seed {self.seed}{attack}"

@@ -96,6 +96,7 @@ class FedHist(Strategy):
     fresh_sums: Tensor
     fresh_counts: Tensor
     utility: Tensor
+    lengths: Tensor
     signs: Tensor
 
     def __init__(
@@ -168,6 +169,8 @@ class FedHist(Strategy):
             buffer("fresh_sums", (h, width))
             buffer("fresh_counts", (h,), torch.float64)
             buffer("utility", (num_clients,), torch.float64)
+        if self.ina:
+            buffer("lengths", (2,), torch.float64)  # of all updates so far, before INA and after
         return self
 
     def forward(self, arrivals: Arrivals) -> Tensor:
@@ -198,7 +201,11 @@ class FedHist(Strategy):
             self._remember(arrivals, fused_norms if self.remember_fused else norms, slots, now)
             self._judge(oldest, seen.judged, seen.length)
 
-        if partner is None or to_the_letter:
+        if not self.averages_plainly:
+            summed = g if partner is None or to_the_letter else self._fused(g, partner)
+            aggregate = self.average(torch.ones_like(p) if to_the_letter else p, summed)
+            norm = aggregate.norm()
+        elif partner is None or to_the_letter:
             norm = aggregate.norm()
         else:
             # Σ p_i (g_i + α G_j*(i)), Eqs. 4 and 7, without ever forming the fused uploads
@@ -208,12 +215,18 @@ class FedHist(Strategy):
         if self.ina:
             length = self._length(norms, fused_norms, p)
             scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)  # Eq. 15
+            self.lengths += torch.stack([norm, norm * scale])
         remembered = scale if self.remember_amplified else torch.ones_like(scale)
         passes.finish(aggregate, past, torch.stack([scale, remembered]), now)
         if self.egs:
             self.global_norms.index_copy_(0, now, (norm * remembered)[None].to(self.global_norms.dtype))
         self.round += 1
         return aggregate
+
+    def trace(self) -> dict[str, Tensor]:
+        """Return the clients' utilities, and the sums over all rounds of the update's length before INA and after."""
+        kept = {"utility": self.haa, "lengths": self.ina}
+        return {name: getattr(self, name) for name, there in kept.items() if there}
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)` (Eq. 8, whose outer sum is a misprint)."""
@@ -250,13 +263,17 @@ class FedHist(Strategy):
     def _length(self, norms: Tensor, fused_norms: Tensor, p: Tensor) -> Tensor:
         """Return the length that INA restores, the second factor of Eq. 15."""
         if self.ina_norms == "weighted":
-            return p.to(norms.dtype) @ norms
-        return (fused_norms if self.ina_norms == "fused" else norms).mean()
+            return self.average(p, norms[:, None])[0]
+        return self.mean_length(fused_norms if self.ina_norms == "fused" else norms)
+
+    def _fused(self, g: Tensor, partner: Tensor) -> Tensor:
+        """Return `g̃_i = g_i + α G_j*(i)` (Eq. 7)."""
+        return g + self.alpha * self.global_updates[partner].to(g.dtype)
 
     def _to_keep(self, g: Tensor, partner: Tensor | None) -> Tensor:
         """Return what `L` keeps of the uploads if not the uploads themselves."""
         if self.remember_fused and partner is not None:
-            g = g + self.alpha * self.global_updates[partner].to(g.dtype)  # Eq. 7
+            g = self._fused(g, partner)
         return g if self.sketch is None else sketched(g, self.signs, self.fresh_sums.shape[1])
 
     def _remember(self, arrivals: Arrivals, norms: Tensor, slots: Tensor, now: Tensor) -> None:
