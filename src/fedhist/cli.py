@@ -8,12 +8,14 @@ import json
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress
+from rich.table import Column, Table
 
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, in_a_sentence
@@ -112,6 +114,11 @@ def run(
     flags: dict[str, Any],
 ) -> None:
     """Run one method and keep its history."""
+    run_one(config, out, quiet, tensorboard, flags)
+
+
+def run_one(config: Path | None, out: Path | None, quiet: bool, tensorboard: bool, flags: dict[str, Any]) -> None:
+    """Run a method."""
     settings = Settings.read(config, flags)
     if len(settings.strategy) != 1 or "all" in settings.strategy or settings.seeds != 1:
         raise InvalidInput(
@@ -120,6 +127,20 @@ def run(
         )
     name = slug(f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
     _carry_out(RunFolder.begin(out, name, "run", settings), quiet, tensorboard)
+
+
+@app.command()
+@takes_settings(several=False)
+def record(
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    flags: dict[str, Any],
+) -> None:
+    """Run one method and keep all its uploads, for `fedhist replay`; the same as run --record."""
+    run_one(config, out, quiet, tensorboard, {**flags, "record": True})
 
 
 @app.command()
@@ -171,22 +192,55 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     except FedHistError:
         folder.abandon()
         raise
-    with folder.finishing() as out:
-        _write(runs, folder.command, settings, out)
+    with folder.finishing():
+        _write(runs, folder)
     _show(runs, settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
     console.print(f"{curves} in {where}.", highlight=False, soft_wrap=True)
 
 
-def _write(runs: Comparison, command: str, settings: Settings, out: Path) -> None:
+def _write(runs: Comparison, folder: RunFolder) -> None:
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
 
     for history in runs:
-        inner = out if command == "run" else out / history.name
+        inner = folder.home(history.name)
         history.save(inner)
         _save_model(history, inner)
-    if command == "compare":
-        draw_curves(runs, out / "curves.png", settings.target)
+    if folder.command == "compare":
+        draw_curves(runs, folder.path / "curves.png", folder.settings.target)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run that was recorded.")],
+    strategy: Annotated[list[str], typer.Option(help="A method's name, or name:option=value,…. Repeat it.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for a folder of each strategy; the run's by default.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let other strategies aggregate the uploads that a run recorded: a what-if, not a simulation."""
+    from fedhist.recording import Recording  # noqa: PLC0415
+    from fedhist.replays import WHAT_IT_IS, replay  # noqa: PLC0415
+    from fedhist.report.replays import differences, weights_by_staleness  # noqa: PLC0415
+
+    recording, replays = Recording(folder), []
+    for name in strategy:
+        with Progress(console=stderr, transient=True, disable=quiet or not stderr.is_interactive) as bar:
+            rounds = bar.add_task(name, total=recording.about.rounds)
+            replays.append(replay(recording, name, on_round=partial(bar.advance, rounds, 1)))
+        replays[-1].save((out or folder) / f"replay-{slug(name)}")
+    for title, (columns, rows) in {
+        f"The uploads of {recording.about.method}, aggregated again": differences(replays),
+        "Mean weight of an upload": weights_by_staleness(replays),
+    }.items():
+        table = Table(columns[0], *(Column(each, justify="right") for each in columns[1:]), title=title)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    places = ", ".join(str(shown(((out or folder) / f"replay-{slug(name)}").resolve())) for name in strategy)
+    for line in (WHAT_IT_IS, f"Round by round in {places}."):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -315,7 +369,7 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
             for hook in hooks:
                 hook(round_, histories)
 
-        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint)
+        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home)
 
 
 def _show(runs: Comparison, settings: Settings) -> None:

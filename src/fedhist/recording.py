@@ -1,13 +1,14 @@
 """The uploads of a run and the updates made of them, on disk: written while the run goes on, read by a replay.
 
-A folder holds `uploads.npy` ``(rounds, K, P)``, `updates.npy` ``(rounds, P)`` and `recording.safetensors` (the first
-model, the clients' numbers of examples, and what the arrays are), beside the files of the run's history. The arrays
+A folder holds `uploads.npy` ``(rounds, K, P)``, `updates.npy` ``(rounds, P)`` and `recording.npz` (the first model,
+the clients' numbers of examples, and what it is, as JSON), beside the files of the run's history. The arrays
 are in NumPy's own format; bfloat16, which NumPy does not know, is there as 16-bit integers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -21,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist import snapshot
-from fedhist.errors import FedHistError, InvalidInput, choice
+from fedhist.arrays import read_arrays, write_arrays
+from fedhist.errors import FedHistError, InvalidInput, choice, reason
+from fedhist.files import parse_json
 from fedhist.history import History
 
-KIND = "a recording of a fedhist run, 1"
-UPLOADS, UPDATES, ABOUT = "uploads.npy", "updates.npy", "recording.safetensors"
+UPLOADS, UPDATES, ABOUT = "uploads.npy", "updates.npy", "recording.npz"
 FILES = UPLOADS, UPDATES, ABOUT
 DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """What can be stored, and how NumPy's format calls it."""
@@ -118,13 +119,14 @@ class Tape:
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if done == 0:
-                tensors = {"start": self._start, "num_examples": torch.from_numpy(self._num_examples)}
-                snapshot.write(self.folder / ABOUT, KIND, tensors, asdict(self.about))
+                told = np.frombuffer(json.dumps(asdict(self.about)).encode(), np.uint8)
+                start = self._start.cpu().numpy()
+                write_arrays(self.folder / ABOUT, about=told, start=start, num_examples=self._num_examples)
             elif read_about(self.folder)[0] != self.about:
                 raise FedHistError(f"{self.folder} holds the recording of another run, with which this cannot go on.")
             for name in self.about.shapes:
                 header = self.about.header(name)
-                file = (self.folder / name).open("r+b" if done else "w+b")
+                file = self._files[name] = (self.folder / name).open("r+b" if done else "w+b")
                 if done == 0:
                     file.write(header)
                 elif file.seek(0, os.SEEK_END) < (end := len(header) + done * self._row(name)):
@@ -132,7 +134,6 @@ class Tape:
                 else:
                     file.seek(end)
                     file.truncate()
-                self._files[name] = file
         self._written = done
         self._place.fill_(done % self.about.staged_rounds)
 
@@ -160,9 +161,10 @@ class Tape:
         self._written = round_
 
     def close(self) -> None:
-        """Close the files; what is staged and was not written is lost."""
+        """Close the files; what was not flushed may be lost."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
         self._files = {}
 
 
@@ -208,11 +210,13 @@ def read_about(folder: Path) -> tuple[About, Tensor, NDArray[np.int64]]:
     """Return what a recording is of, the model it starts from, and the clients' numbers of examples."""
     if not (folder / ABOUT).is_file():
         raise InvalidInput(f"{folder} holds no recording; make one with --record or record=.")
-    tensors, state = snapshot.read(folder / ABOUT, KIND)
     damaged = FedHistError(f"{folder / ABOUT} does not describe a recording.")
     try:
-        about = About(**state)
-        start, sizes = tensors["start"], tensors["num_examples"]
+        arrays = read_arrays(folder / ABOUT)
+        about = About(**parse_json(arrays["about"].tobytes().decode()))
+        start, sizes = arrays["start"], arrays["num_examples"]
+    except (OSError, ValueError) as error:
+        raise FedHistError(f"{folder / ABOUT} cannot be read: {reason(error)}.") from error
     except (TypeError, KeyError):
         raise damaged from None
     counts = about.rounds, about.k, about.num_params, about.num_clients
@@ -226,14 +230,14 @@ def read_about(folder: Path) -> tuple[About, Tensor, NDArray[np.int64]]:
         and isinstance(about.method, str)
         and isinstance(about.seed, int)
         and start.shape == (about.num_params,)
-        and start.dtype == getattr(torch, about.model_dtype)
+        and start.dtype == np.dtype(about.model_dtype)
         and sizes.shape == (about.num_clients,)
-        and sizes.dtype == torch.int64
+        and sizes.dtype == np.int64
         and bool((sizes > 0).all())
     )
     if not fits:
         raise damaged
-    return about, start, sizes.numpy()
+    return about, torch.from_numpy(start.copy()), sizes
 
 
 class Recording:

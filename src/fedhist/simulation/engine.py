@@ -152,7 +152,7 @@ def compare(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
-    record: str | Path | None = None,
+    record: str | Path | Callable[[str, int], Path] | None = None,
     record_dtype: str | None = None,
     attack: Attack | str | None = None,
     device: str | torch.device = "auto",
@@ -177,7 +177,8 @@ def compare(
     seeds
         How many seeds, counted from 0, or which.
     record
-        A folder in which to keep all uploads, in a folder for each method and seed.
+        A folder in which to keep all uploads, in a folder for each method and seed; or a function from the two to the
+        folder.
 
     The other parameters are those of :func:`simulate`.
     """
@@ -214,7 +215,7 @@ def compare(
             faults=faults,
             bad_updates=bad_updates,
             max_norm_ratio=max_norm_ratio,
-            record=None if record is None else Path(record) / run_name(method.name, seed),
+            record=_place(record, method.name, seed),
             record_dtype=record_dtype,
             attack=attack,
         )
@@ -233,6 +234,13 @@ def compare(
             checkpoint_every=checkpoint_every,
         )
     )
+
+
+def _place(record: str | Path | Callable[[str, int], Path] | None, method: str, seed: int) -> Path | None:
+    """Return where one run of several is recorded."""
+    if record is None:
+        return None
+    return record(method, seed) if callable(record) else Path(record) / run_name(method, seed)
 
 
 def simulate_many(
@@ -522,7 +530,7 @@ def _recording(runs: Sequence[Run], done: int) -> Iterator[list[Tape]]:
         yield tapes
         for run in runs:
             if run.tape is not None and run.lost is None and run.suspect is None:
-                run.tape.write(run.trial.rounds)
+                run.tape.write(run.trial.rounds, flush=True)
 
 
 def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:

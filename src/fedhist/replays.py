@@ -31,6 +31,11 @@ from fedhist.strategies.base import widen
 
 Floats = NDArray[np.float64]
 
+WHAT_IT_IS = (
+    "The uploads were computed from the models of the recorded run. So this tells how aggregation differs, not how "
+    "well another method would have learned: for that, simulate it."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Replay:
@@ -108,7 +113,7 @@ class Replay:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write `summary.json` and `rounds.csv` into a folder."""
+        """Write `replay.json` and `rounds.csv` into a folder."""
         folder = Path(folder)
         columns = {
             "cosine": self.cosine,
@@ -119,7 +124,7 @@ class Replay:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with whole_file(folder / "summary.json") as part:
+            with whole_file(folder / "replay.json") as part:
                 part.write_text(json.dumps(self.summary(), indent=2, allow_nan=False) + "\n")
             with whole_file(folder / "rounds.csv") as part, part.open("w", newline="") as file:
                 table = csv.writer(file)
@@ -143,7 +148,7 @@ def replay(
     recording: Recording | str | Path,
     strategy: Strategy | str | Method,
     *,
-    on_round: Callable[[int], None] | None = None,
+    on_round: Callable[[], object] | None = None,
 ) -> Replay:
     """Let a strategy aggregate the uploads of a recorded run, round by round, without any training.
 
@@ -154,7 +159,7 @@ def replay(
     strategy
         A strategy, or a name such as "refl". The object is copied, not changed.
     on_round
-        Called after every round with its number.
+        Called after every round.
     """
     tape = recording if isinstance(recording, Recording) else Recording(recording)
     about, history = tape.about, tape.history
@@ -193,7 +198,7 @@ def replay(
             if own.last_weights is not None:
                 weights[round_ - 1] = own.last_weights.float().cpu().numpy()  # as they are recorded
             if on_round:
-                on_round(round_)
+                on_round()
     return Replay(
         method.name,
         about.method,
