@@ -61,6 +61,16 @@ def test_the_example_of_a_trace_runs() -> None:
     assert names["history"].traces["seen"].sum(axis=1).tolist() == [15, 30]
 
 
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_replay_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "replay.md").read_text(), flags=re.S):
+        exec(compile(block, "replay.md", "exec"), names)
+    assert names["history"].staleness.tolist() == [[1, 1], [2, 1], [2, 1]]
+    assert (tmp_path / "runs" / "a" / "replay-refl" / "rounds.csv").exists()
+
+
 def test_documents_link_to_what_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import FedHistError, InvalidInput, choice, reason, require, shown, whole
+from fedhist.errors import InvalidInput, choice, reason, require, shown, whole
 from fedhist.files import parse_json, read_lines
 from fedhist.simulation.clock import Schedule
 
@@ -52,7 +52,7 @@ def read_schedule(path: str | Path, k: int, *, clients: str = "auto") -> Schedul
     except OSError as error:
         raise InvalidInput(f"schedule={path} cannot be read: {reason(error)}.") from error
     except (ValueError, csv.Error) as error:
-        raise FedHistError(f"schedule={path} cannot be used: {reason(error)}.") from error
+        raise InvalidInput(f"schedule={path} cannot be used: {reason(error)}.") from error
 
 
 _Floats = NDArray[np.float64]
