@@ -62,6 +62,8 @@ def clipped(x: np.ndarray, limit: float) -> np.ndarray:
 class Method:
     """What every rule shares; a subclass names its options, with defaults, in its body."""
 
+    average = staticmethod(combine)  # what makes the update of weighted uploads; a defence has another
+
     def __init__(self, num_clients: int, k: int, **options: Any) -> None:
         self.num_clients, self.k, self.round = num_clients, k, 0
         for name, value in options.items():
@@ -88,7 +90,7 @@ class FedAvg(Method):
 
     def rule(self, g: list[np.ndarray], tau: list[int], c: list[int], n: list[int]) -> Result:
         p = normalise([float(n[i]) if self.by_examples else 1.0 for i in range(self.k)])
-        return combine(p, g), p
+        return self.average(p, g), p
 
 
 class DynSGD(Method):
@@ -98,9 +100,9 @@ class DynSGD(Method):
 
     def rule(self, g: list[np.ndarray], tau: list[int], c: list[int], n: list[int]) -> Result:
         if not self.normalise:
-            return combine([1.0 / (self.k * tau[i]) for i in range(self.k)], g), None
+            return self.average([1.0 / (self.k * tau[i]) for i in range(self.k)], g), None
         p = normalise([1.0 / tau[i] for i in range(self.k)])
-        return combine(p, g), p
+        return self.average(p, g), p
 
 
 class TWAFL(Method):
@@ -110,7 +112,7 @@ class TWAFL(Method):
 
     def rule(self, g: list[np.ndarray], tau: list[int], c: list[int], n: list[int]) -> Result:
         p = normalise([(n[i] if self.by_examples else 1) * decay(tau[i]) for i in range(self.k)])
-        return combine(p, g), p
+        return self.average(p, g), p
 
 
 class REFL(Method):
@@ -131,7 +133,7 @@ class REFL(Method):
             boost = 1.0 - math.exp(-deviation[i] / max(deviation)) if max(deviation) > 0.0 else 0.0
             weights[i] = (1.0 - self.beta) / tau[i] + self.beta * boost
         p = normalise(weights)
-        return combine(p, g), p
+        return self.average(p, g), p
 
 
 class WKAFL(Method):
@@ -161,7 +163,7 @@ class WKAFL(Method):
             weights = normalise(raw)  # q_i, 0 where not kept
             if self.round >= self.stage_two:
                 g = [clipped(x, self.stage_two_clip * norm(estimate)) for x in g]
-            update = combine(weights, g)
+            update = self.average(weights, g)
         self.previous = update
         return update / (1.0 + self.slowdown * min(tau)), weights
 
@@ -190,9 +192,9 @@ class FedHist(Method):
     def rule(self, g: list[np.ndarray], tau: list[int], c: list[int], n: list[int]) -> Result:
         fused = [self.fuse(x) for x in g]
         p = self.weigh(tau, c)
-        aggregate = combine(p, fused)  # Eq. 4
+        aggregate = self.average(p, fused)  # Eq. 4
         if self.ina and self.ina_direction == "sum":
-            aggregate = combine([1.0] * self.k, g)  # the direction Eq. 15 prints
+            aggregate = self.average([1.0] * self.k, g)  # the direction Eq. 15 prints
         u = aggregate
         if self.ina and norm(aggregate) > 0.0:  # Step 3, Eq. 15; a zero aggregate stays zero
             u = aggregate / norm(aggregate) * self.length(g, fused, p)
@@ -223,9 +225,8 @@ class FedHist(Method):
 
     def length(self, g: list[np.ndarray], fused: list[np.ndarray], p: list[float]) -> float:
         """Step 3, the second factor of Eq. 15."""
-        if self.ina_norms == "weighted":
-            return sum(p[i] * norm(g[i]) for i in range(self.k))
-        return sum(norm(x) for x in (fused if self.ina_norms == "fused" else g)) / self.k
+        lengths = [np.array([norm(x)]) for x in (fused if self.ina_norms == "fused" else g)]
+        return float(self.average(p if self.ina_norms == "weighted" else [1.0 / self.k] * self.k, lengths)[0])
 
     def evaluate(self) -> None:
         """Step 5, HAA utilities of the clients in the oldest sublist."""

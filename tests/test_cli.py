@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 import fedhist as fh
+from fedhist.folder import RunFolder
+from fedhist.settings import Settings
 
 QUICK = ["--dataset", "digits", "--clients", "20", "--k", "4", "--rounds", "6", "--eval-every", "3"]
 
@@ -84,10 +87,27 @@ def test_privacy_is_shown_and_kept(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "Error: noise='sum' does not protect uploads from FedHist" in refused.stderr
 
 
+def test_attack_and_defence(tmp_path: Path) -> None:
+    guarded = ["--attack", "sign-flip:share=0.2", "--defence", "trimmed:share=0.2", *QUICK]
+    result = fedhist("run", "--strategy", "fedavg", *guarded, "--out", "a", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "FedAvg + trimmed(share=0.2)" in result.stdout
+    told = fh.History.load(tmp_path / "a").events
+    assert [event["event"] for event in told] == ["attack"] and len(told[0]["clients"]) == 4
+    again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "a" / "history.jsonl").read_bytes() == (tmp_path / "b" / "history.jsonl").read_bytes()
+    wrong = fedhist("run", "--attack", "sign-flop:share=0.2", *QUICK, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr == "Error: unknown attack 'sign-flop': did you mean 'sign-flip'?\n"
+
+
 def test_lists(tmp_path: Path) -> None:
     shown = fedhist("strategies", cwd=tmp_path).stdout
     assert all(name in shown for name in ("fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"))
     assert "sim_threshold=0.0" in shown
+    assert all(name in shown for name in ("norm-clip", "median", "trimmed", "krum", "sign-flip", "label-flip"))
+    assert "share=0.3" in shown and "share, scale=10.0" in shown
     shown = fedhist("datasets", "--data-dir", "nowhere", cwd=tmp_path).stdout
     assert all(name in shown for name in ("digits", "fashion-mnist", "cifar10", "cifar100"))
     assert "to be downloaded to nowhere" in shown
@@ -110,7 +130,10 @@ def test_lists(tmp_path: Path) -> None:
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
         (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
         (["--lr", "1e30"], "FedHist, seed 0: most clients uploaded NaN or infinity in round 1; check the data and"),
-        (["--strategy", "fedavg", "--lr", "3e9", "--rounds", "1"], "FedAvg, seed 0: most clients uploaded a huge update in round 1"),
+        (
+            ["--strategy", "fedavg", "--lr", "3e9", "--rounds", "1"],
+            "FedAvg, seed 0: most clients uploaded a huge update in round 1",
+        ),
         (["--eval-every", "0"], "eval_every=0 cannot be used: input should be greater than or equal to 1."),
         (["--out", "/proc/none/a"], "out=/proc/none/a cannot be written: No such file or directory."),
         (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
@@ -211,3 +234,13 @@ def test_resumed(tmp_path: Path) -> None:
         result = fedhist("resume", name, cwd=tmp_path)
         assert result.returncode == 2
         assert reason in result.stderr
+
+
+def test_nothing_is_left_where_a_run_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(fh.InvalidInput, match="cannot be written: No space left on device"):
+        RunFolder.begin(tmp_path / "deep" / "a", "a", "run", Settings())
+    assert list(tmp_path.iterdir()) == []

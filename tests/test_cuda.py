@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import fedhist as fh
+from fedhist.simulation.attacks import ATTACKS
+from fedhist.simulation.engine import BegunAgain
+from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
 from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -53,6 +59,16 @@ def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     assert runs[0].staleness.tolist() == runs[1].staleness.tolist()
 
 
+@pytest.mark.parametrize("attack", [f"{name}:share=0.25" for name in ATTACKS])
+def test_attacked_and_defended_runs_agree_with_the_cpu(task: fh.Task, attack: str) -> None:
+    methods = ["fedavg", "refl + median", "fedhist + trimmed", "fedhist + krum", "fedhist + median + norm-clip"]
+    trials = [fh.Trial(method, task, k=4, rounds=12, local=LOCAL, eval_every=4, attack=attack) for method in methods]
+    cpu, gpu = (fh.simulate_many(trials, device=device) for device in ("cpu", "cuda"))
+    for a, b in zip(cpu, gpu, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)
+        np.testing.assert_allclose(a.weights, b.weights, atol=1e-3)
+
+
 def test_a_strategy_with_state_of_its_own_is_not_captured(task: fh.Task) -> None:
     class Alternating(fh.Strategy):
         """Counts rounds in Python, which a replayed graph would not see."""
@@ -75,3 +91,27 @@ def test_same_seed_same_bits_on_a_gpu() -> None:
     for a, b in zip(*runs, strict=True):
         assert a.records == b.records
         assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+
+
+@pytest.mark.parametrize("method", ["fedhist", "moon", "refl"])
+def test_resumed_to_the_bit_on_a_gpu(task: fh.Task, tmp_path: Path, method: str) -> None:
+    """Rounds before a stop came from another capture of the same graph than those after it."""
+    trials = [fh.Trial(method, task, k=2, rounds=90, local=LOCAL, seed=seed, eval_every=20) for seed in (0, 1)]
+    whole = fh.simulate_many(trials, device="cuda")
+    for round_ in (1, 40, 63, 64, 65):
+        with pytest.raises(Stopped):
+            fh.simulate_many(trials, device="cuda", resume=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+    for a, b in zip(fh.simulate_many(trials, device="cuda", resume=tmp_path), whole, strict=True):
+        assert_same(a, b)
+
+
+def test_a_client_with_broken_data_on_a_gpu(task: fh.Task) -> None:
+    """It is noticed at the next evaluation; the run begins again, and the one beside it goes on."""
+    broken = copy.deepcopy(task)
+    broken.x[broken.client(0)] = torch.nan
+    trials = [fh.Trial("fedhist", each, k=3, rounds=30, local=LOCAL, eval_every=10) for each in (broken, task)]
+    with pytest.warns(BegunAgain, match="client 0 uploaded NaN or infinity in round"):
+        left_out, fine = fh.simulate_many(trials, device="cuda")
+    assert {(event["event"], event["client"]) for event in left_out.events} == {("rejected", 0)}
+    assert not (left_out.clients == 0).any()
+    assert fine.events == []

@@ -31,6 +31,16 @@ def test_privacy_code_runs() -> None:
     assert 0 < names["history"].epsilon[0] < names["history"].epsilon[1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_robustness_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "robustness.md").read_text(), flags=re.S)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "robustness.md", "exec"), names)
+    assert len(names["runs"]) == 3  # type: ignore[arg-type]
+
+
 def test_documents_link_to_what_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fedhist as fh
+from fedhist.arrays import read_arrays, write_arrays
 
 
 @pytest.fixture
@@ -70,6 +72,74 @@ def test_loading_nonsense(tmp_path: Path) -> None:
         (tmp_path / "arrivals.npz").write_bytes(content)
         with pytest.raises(fh.FedHistError, match="does not hold a complete run"):
             fh.History.load(tmp_path)
+
+
+def rewritten(folder: Path, **changes: np.ndarray) -> None:
+    write_arrays(folder / "arrivals.npz", **(read_arrays(folder / "arrivals.npz") | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value", "sentence"),
+    [
+        ("clients", (0, 0), -2, "clients must be numbered from 0"),
+        ("clients", slice(None), -1, "clients must be numbered from 0"),
+        ("clients", 3, 5, "a client uploads twice in one round"),
+        ("staleness", (0, 0), 0, "staleness must count"),
+        ("staleness", (2, 1), 4, "staleness must count"),
+        ("arrived", (1, 1), np.nan, "an upload has no time of arrival"),
+        ("arrived", (1, 1), np.inf, "an upload has no time of arrival"),
+    ],
+)
+def test_arrivals_must_make_sense(
+    history: fh.History, tmp_path: Path, name: str, at: Any, value: float, sentence: str
+) -> None:
+    history.save(tmp_path)
+    array = read_arrays(tmp_path / "arrivals.npz")[name].copy()
+    array[at] = value
+    rewritten(tmp_path, **{name: array})
+    with pytest.raises(fh.FedHistError, match=f"does not hold a complete run: {sentence}"):
+        fh.History.load(tmp_path)
+
+
+def test_arrivals_must_agree(history: fh.History, tmp_path: Path) -> None:
+    history.save(tmp_path)
+    rewritten(tmp_path, weights=history.weights[:-1])
+    with pytest.raises(fh.FedHistError, match="clients and weights have different shapes"):
+        fh.History.load(tmp_path)
+    rewritten(tmp_path, weights=history.weights.astype(np.float64))
+    with pytest.raises(fh.FedHistError, match="weights cannot be float64"):
+        fh.History.load(tmp_path)
+    history.save(tmp_path)
+    shorter = {each: getattr(history, each)[:-1] for each in ("clients", "staleness", "arrived", "weights")}
+    rewritten(tmp_path, **shorter)
+    with pytest.raises(fh.FedHistError, match="its summary is not that of 11 rounds of 3 uploads"):
+        fh.History.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"round": 13}, "its evaluations are not of rounds it has"),
+        ({"round": 4}, "its evaluations are not of rounds it has"),
+        ({"round": 8.0}, "round must be a whole number, got 8.0"),
+        ({"round": True}, "round must be a whole number, got True"),
+        ({"accuracy": None}, "accuracy must be a number, got None"),
+        ({"accuracy": 10**400}, "accuracy must be a number, got 1000"),
+        ({"loss": "low"}, "loss must be a number, got 'low'"),
+        ({"per_class": 0.5}, "per_class must be a list, got 0.5"),
+        ({"per_class": [[0.5]]}, "per_class must be a number, got"),
+        ({"time": float("inf")}, "Infinity is not a finite number"),
+        ({"more": 1}, "an evaluation must have accuracy, loss, "),
+    ],
+)
+def test_evaluations_must_make_sense(
+    history: fh.History, tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    lines = (history.save(tmp_path) / "history.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | change)
+    (tmp_path / "history.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(fh.FedHistError, match=f"does not hold a complete run: {sentence}"):
+        fh.History.load(tmp_path)
 
 
 def test_comparison_by_name(task: fh.Task) -> None:

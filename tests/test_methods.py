@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import fedhist as fh
-from fedhist.methods import METHODS, as_method
+from fedhist.methods import DEFENCES, METHODS, as_method
 
 
 def test_names_and_labels() -> None:
@@ -45,6 +45,20 @@ def test_a_strategy_with_an_objective_of_its_own() -> None:
     assert method.objective == fh.Proximal(mu=0.1)
 
 
+def test_defences_are_named_as_they_are_shown() -> None:
+    method = as_method("fedhist:lam=2 + trimmed:share=0.1 + norm-clip")
+    assert method.name == "FedHist(lam=2.0) + trimmed(share=0.1) + norm-clip"
+    outer = method.strategy
+    assert isinstance(outer, fh.NormClip) and isinstance(outer.inner, fh.TrimmedMean)
+    assert isinstance(outer.inner.inner, fh.FedHist) and outer.inner.share == 0.1
+    same = fh.NormClip(fh.TrimmedMean(fh.FedHist(lam=2.0), share=0.1))
+    assert as_method(same).name == method.name
+    assert as_method("fedprox + median").name == "FedProx + median"
+    assert as_method("fedprox + median").objective == fh.Proximal()
+    assert as_method("fedavg + krum:attackers=3,keep=5").name == "FedAvg + krum(attackers=3, keep=5)"
+    assert set(DEFENCES) == {"norm-clip", "median", "trimmed", "krum"}
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
@@ -56,6 +70,9 @@ def test_a_strategy_with_an_objective_of_its_own() -> None:
         ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
         ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
         ("fedhist:history=2.5", "history must be a whole number, got 2.5."),
+        ("fedhist + medien", "unknown defence 'medien': did you mean 'median'?"),
+        ("fedhist + trimmed:share=1", r"share must lie in \[0, 0.5\], got 1."),
+        ("fedhist + median:inner=1", "unknown option of median 'inner': there are none."),
         ("wkafl:stage_two=a", "stage_two must be a whole number, got 'a'."),
     ],
 )

@@ -16,6 +16,7 @@ ROOMS = {
     "errors": set(),
     "files": set(),
     "snapshot": {"errors", "files"},
+    "arrays": {"files"},
     "streams": {"errors"},
     "noise": set(),
     "screening": {"errors"},
@@ -27,8 +28,8 @@ ROOMS = {
     "objectives": {"parameters", "errors"},
     "data": {"errors", "files", "models", "parameters", "streams"},
     "training": {"data", "errors", "native", "objectives", "parameters", "streams"},
-    "history": {"errors", "files"},
-    "methods": {"errors", "objectives", "strategies"},
+    "history": {"arrays", "errors", "files"},
+    "methods": {"errors", "files", "objectives", "strategies"},
     "settings": {"errors", "files"},
     "folder": {"errors", "files", "settings"},
     "simulation": {
@@ -38,7 +39,9 @@ ROOMS = {
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "strategies", "training"},
     "report": {"files", "history"},
     "paper": {"data", "errors", "files", "history", "report", "simulation", "training"},
-    "flower": {"arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies"},
+    "flower": {
+        "arrays", "arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies",
+    },
     "bench": {"arrivals", "data", "errors", "methods", "models", "simulation", "strategies", "training"},
 }  # fmt: skip
 

@@ -73,6 +73,11 @@ def test_privacy_by_halves_is_refused(given: dict[str, object]) -> None:
         methods_of(Settings(**given))  # type: ignore[arg-type]
 
 
+def test_a_defence_goes_around_every_method() -> None:
+    methods = methods_of(Settings(strategy=("fedavg", "fedhist + norm-clip"), defence="trimmed:share=0.2"))
+    assert [m.name for m in methods] == ["FedAvg + trimmed(share=0.2)", "FedHist + norm-clip + trimmed(share=0.2)"]
+
+
 def test_devices_from_a_name() -> None:
     assert devices_of(Settings(devices="pareto:alpha=3,jitter=0.5")) == fh.Pareto(alpha=3, jitter=0.5)
     assert devices_of(Settings(devices="random")) == fh.random_arrivals()

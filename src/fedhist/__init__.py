@@ -12,12 +12,15 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Arrivals": "arrivals",
+    "Attack": "simulation.attacks",
     "BadUpload": "errors",
     "Comparison": "history",
     "Constant": "simulation.devices",
     "Contrastive": "objectives",
+    "CoordinateMedian": "strategies",
     "CrossEntropy": "objectives",
     "DataError": "errors",
+    "Defence": "strategies",
     "DivergedError": "errors",
     "DynSGD": "strategies",
     "Explicit": "simulation.devices",
@@ -28,22 +31,30 @@ _HOME = {
     "FedHistError": "errors",
     "History": "history",
     "InvalidInput": "errors",
+    "Krum": "strategies",
+    "LabelFlip": "simulation.attacks",
     "LeNet": "models",
+    "LittleIsEnough": "simulation.attacks",
     "LocalSGD": "training",
     "LogNormal": "simulation.devices",
     "Method": "methods",
+    "NormClip": "strategies",
     "Pareto": "simulation.devices",
     "Private": "strategies",
     "Proximal": "objectives",
     "REFL": "strategies",
     "Record": "history",
+    "SameValue": "simulation.attacks",
+    "ScaledNoise": "simulation.attacks",
     "Schedule": "simulation.clock",
+    "SignFlip": "simulation.attacks",
     "SlowGroup": "simulation.devices",
     "SplitNotice": "data",
     "Strategy": "strategies",
     "TWAFL": "strategies",
     "Task": "data",
     "Trial": "simulation.trial",
+    "TrimmedMean": "strategies",
     "Uniform": "simulation.devices",
     "WKAFL": "strategies",
     "compare": "simulation.engine",
@@ -81,6 +92,7 @@ if TYPE_CHECKING:
     from fedhist.methods import Method
     from fedhist.models import LeNet
     from fedhist.objectives import Contrastive, CrossEntropy, Proximal
+    from fedhist.simulation.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
     from fedhist.simulation.clock import Schedule, make_schedule
     from fedhist.simulation.devices import (
         Constant,
@@ -95,5 +107,19 @@ if TYPE_CHECKING:
     from fedhist.simulation.engine import compare, simulate, simulate_many
     from fedhist.simulation.faults import Faults
     from fedhist.simulation.trial import Trial
-    from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Private, Strategy
+    from fedhist.strategies import (
+        REFL,
+        TWAFL,
+        WKAFL,
+        CoordinateMedian,
+        Defence,
+        DynSGD,
+        FedAvg,
+        FedHist,
+        Krum,
+        NormClip,
+        Private,
+        Strategy,
+        TrimmedMean,
+    )
     from fedhist.training import LocalSGD

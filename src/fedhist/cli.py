@@ -182,16 +182,25 @@ def _write(runs: Comparison, command: str, settings: Settings, out: Path) -> Non
 
 @app.command()
 def strategies() -> None:
-    """List the methods and their options."""
-    from fedhist.methods import METHODS  # noqa: PLC0415
+    """List the methods, what can defend them, what can attack them, and their options."""
+    from fedhist.methods import DEFENCES, METHODS  # noqa: PLC0415
+    from fedhist.simulation.attacks import ATTACKS  # noqa: PLC0415
 
     table = Table("name", "method", "options and defaults", box=None, pad_edge=False)
     for name, entry in METHODS.items():
-        options = ", ".join(
-            f"{p.name}={json.dumps(p.default)}" for p in inspect.signature(entry.make).parameters.values()
-        )
-        table.add_row(name, entry.title, options or "-")
+        table.add_row(name, entry.title, _options(entry.make))
+    for kind, known in (("defence", DEFENCES), ("attack", ATTACKS)):
+        table.add_section()
+        table.add_row("", f"[bold]{kind}[/bold]")
+        for name, make in known.items():
+            table.add_row(name, (inspect.getdoc(make) or "").splitlines()[0].replace("`", ""), _options(make))
     console.print(table)
+
+
+def _options(make: Callable[..., Any]) -> str:
+    """Return the options a name can be given; what a defence goes around is none."""
+    given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
 
 @app.command()

@@ -9,6 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+LARGEST = 2**63
+"""Whole numbers from here on do not fit into arrays."""
+LARGEST_RATE = 3e38
+
 
 class FedHistError(Exception):
     """Base of all errors that are the caller's to mend; the command line turns them into exit code 2."""
@@ -40,12 +44,28 @@ def in_a_sentence() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+def shown(value: object, most: int = 100) -> str:
+    """Return a value as a sentence can show it: not at any length, and even if it has no text of its own."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
+        text = f"a {type(value).__name__} beyond all measure"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def reason(error: BaseException, most: int = 200) -> str:
+    """Return what an error says, in the middle of a sentence: the first line, without a full stop."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    first = (said.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return first if len(first) <= most else f"{first[:most]}…"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:
     """Build the error for a name nobody knows, with the nearest known one suggested."""
     by_lower = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
     choices = f"choose from {', '.join(by_lower.values())}." if by_lower else "there are none."
-    return InvalidInput(f"unknown {kind} {name!r}: {f'did you mean {by_lower[near[0]]!r}?' if near else choices}")
+    return InvalidInput(f"unknown {kind} {shown(name)}: {f'did you mean {by_lower[near[0]]!r}?' if near else choices}")
 
 
 def require(condition: bool, message: str) -> None:
@@ -58,19 +78,21 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     """Return `value` as an int, or raise unless it is a whole number of at least `least`."""
     require(
         isinstance(value, numbers.Integral) and not isinstance(value, bool),
-        f"{name} must be a whole number, got {value!r}.",
+        f"{name} must be a whole number, got {shown(value)}.",
     )
     result: int = int(value)  # type: ignore[call-overload]
-    require(least is None or result >= least, f"{name} must be at least {least}, got {result}.")
+    require(least is None or result >= least, f"{name} must be at least {least}, got {shown(result)}.")
+    require(abs(result) < LARGEST, f"{name} must be less than 2^63, got {shown(result)}.")
     return result
 
 
 def number(name: str, value: object, low: float | None = None, high: float | None = None) -> float:
     """Return `value` as a float, or raise unless it is a finite number from `low` to `high`."""
-    require(
-        isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value),
-        f"{name} must be a number, got {value!r}.",
-    )
+    try:
+        usable = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        usable = False
+    require(usable, f"{name} must be a number, got {shown(value)}.")
     result = float(value)  # type: ignore[arg-type]
     if low is not None and high is not None:
         require(low <= result <= high, f"{name} must lie in [{low:g}, {high:g}], got {value}.")
@@ -86,14 +108,21 @@ def positive(name: str, value: object) -> float:
     return result
 
 
+def rate(name: str, value: object) -> float:
+    """Return `value` as a float, or raise unless it is a positive number that float32 can hold."""
+    result = positive(name, value)
+    require(result <= LARGEST_RATE, f"{name} must be at most {LARGEST_RATE:g}, got {value}.")
+    return result
+
+
 def flag(name: str, value: object) -> bool:
     """Return `value`, or raise unless it is True or False: any other text would count as true."""
-    require(isinstance(value, bool), f"{name} must be True or False, got {value!r}.")
+    require(isinstance(value, bool), f"{name} must be True or False, got {shown(value)}.")
     return bool(value)
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return `value`, or raise unless it is one of `choices`."""
     listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-    require(value in choices, f"{name} must be {listed}, got {value!r}.")
+    require(value in choices, f"{name} must be {listed}, got {shown(value)}.")
     return str(value)

@@ -51,6 +51,7 @@ def run_experiment(
         faults=faults_of(settings),
         bad_updates=settings.bad_updates,
         max_norm_ratio=settings.max_norm_ratio,
+        attack=settings.attack,
         device=settings.device,
         trainer=settings.trainer,
         engine=settings.engine,
@@ -61,9 +62,10 @@ def run_experiment(
 
 
 def methods_of(settings: Settings) -> list[Method]:
-    """Return the methods to run; "all" stands for every one."""
+    """Return the methods to run, defended where that is asked for; "all" stands for every one."""
     names = [name for given in settings.strategy for name in (METHODS if given == "all" else (given,))]
-    return [_private(as_method(name), settings) for name in names]
+    guard = "" if settings.defence is None else f" + {settings.defence}"
+    return [_private(as_method(name + guard), settings) for name in names]
 
 
 def _private(method: Method, settings: Settings) -> Method:

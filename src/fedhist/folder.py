@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput
-from fedhist.files import whole_file
+from fedhist.errors import FedHistError, InvalidInput, reason
+from fedhist.files import parse_json, read_text, whole_file
 from fedhist.settings import Settings
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
@@ -48,10 +48,14 @@ class RunFolder:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput(f"out={shown(path)} exists already; choose another folder.")
             folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
-            (path / CHECKPOINT).mkdir(parents=True)
-            settings.write(path / CONFIG)
-            with whole_file(path / CHECKPOINT / BEGUN) as part:
-                part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+            try:
+                (path / CHECKPOINT).mkdir(parents=True)
+                settings.write(path / CONFIG)
+                with whole_file(path / CHECKPOINT / BEGUN) as part:
+                    part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+            except OSError:
+                folder.abandon()
+                raise
         return folder
 
     @classmethod
@@ -66,12 +70,12 @@ class RunFolder:
         if not (path / CHECKPOINT).is_dir():
             return None
         try:
-            said = json.loads(begun.read_text())
+            said = parse_json(read_text(begun))
             command, version = said["command"], said["fedhist"]
         except FileNotFoundError:
             raise InvalidInput(f"{shown(path)} was stopped before it began; delete it and start again.") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InvalidInput(f"{shown(begun)} cannot be read: {error}.") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{shown(begun)} cannot be read: {reason(error)}.") from error
         if command not in COMMANDS:
             raise InvalidInput(f"{shown(begun)} names the unknown command {command!r}.")
         if version != __version__:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import FedHistError, unknown
-from fedhist.files import whole_file
+from fedhist.arrays import read_arrays, write_arrays
+from fedhist.errors import FedHistError, number, reason, require, shown, unknown, whole
+from fedhist.files import parse_json, read_lines, read_text, whole_file
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,13 @@ class History:
         if self.events:
             with whole_file(folder / "events.jsonl") as part:
                 part.write_text("".join(json.dumps(event) + "\n" for event in self.events))
-        with whole_file(folder / "arrivals.npz") as part, part.open("wb") as file:
-            np.savez_compressed(
-                file,
-                clients=self.clients.astype(np.int32),
-                staleness=self.staleness.astype(np.int32),
-                arrived=self.arrived,
-                weights=self.weights,
-            )
+        write_arrays(
+            folder / "arrivals.npz",
+            clients=self.clients.astype(np.int32),
+            staleness=self.staleness.astype(np.int32),
+            arrived=self.arrived,
+            weights=self.weights,
+        )
         with whole_file(folder / "summary.json") as part:
             part.write_text(summary)
 
@@ -151,25 +150,96 @@ class History:
         """Read back what :meth:`save` wrote; the final model is not part of it."""
         folder = Path(folder)
         try:
-            summary = json.loads((folder / "summary.json").read_text())
-            lines = (folder / "history.jsonl").read_text().splitlines()
+            arrivals = _arrivals(read_arrays(folder / "arrivals.npz"))
+            summary = _summary(_object(read_text(folder / "summary.json")), *arrivals["clients"].shape)
+            records = [_record(_object(line)) for line in read_lines(folder / "history.jsonl")]
+            rounds = [0, *(record.round for record in records)]
+            require(
+                rounds == sorted(set(rounds)) and rounds[-1] <= len(arrivals["clients"]),
+                "its evaluations are not of rounds it has, one after the other",
+            )
             happened = folder / "events.jsonl"
-            events = happened.read_text().splitlines() if happened.exists() else []
-            with (folder / "arrivals.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return cls(
-                    method=summary["method"],
-                    seed=summary["seed"],
-                    task=summary["task"],
-                    clients=arrays["clients"].astype(np.int64),
-                    staleness=arrays["staleness"].astype(np.int64),
-                    arrived=arrays["arrived"],
-                    weights=arrays["weights"],
-                    records=[Record(**json.loads(line)) for line in lines],
-                    wall_seconds=summary["wall_seconds"],
-                    events=[json.loads(line) for line in events],
-                )
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-            raise FedHistError(f"{folder} does not hold a complete run: {error}.") from error
+            events = [_event(_object(line)) for line in read_lines(happened)] if happened.exists() else []
+            return cls(**summary, **arrivals, records=records, events=events)
+        except (OSError, ValueError) as error:
+            raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
+
+
+def _arrivals(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the arrays of a run as they are kept in memory, or raise unless they make sense together."""
+    kinds = {"clients": np.int64, "staleness": np.int64, "arrived": np.float64, "weights": np.float32}
+    for name, kind in kinds.items():
+        require(name in arrays, f"there are no {name}")
+        shape, dtype = arrays[name].shape, arrays[name].dtype
+        require(np.can_cast(dtype, kind), f"{name} cannot be {dtype}")
+        require(len(shape) == 2 and 0 not in shape, f"{name} must have a row for each round, got shape {shape}")
+        require(shape == arrays["clients"].shape, f"clients and {name} have different shapes")
+    own = {name: arrays[name].astype(kind) for name, kind in kinds.items()}
+    clients, staleness = own["clients"], own["staleness"]
+    there = clients >= 0
+    require(bool((clients >= -1).all() and there.any()), "clients must be numbered from 0")
+    ordered = np.sort(clients, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    require(not twice.any(), "a client uploads twice in one round")
+    rounds = np.arange(1, len(clients) + 1)[:, None]
+    stale = np.where(there, (staleness >= 1) & (staleness <= rounds), staleness == 0)
+    require(bool(stale.all()), "staleness must count the rounds since a model was sent")
+    require(bool(np.isfinite(own["arrived"]).all()), "an upload has no time of arrival")
+    return own
+
+
+def _object(text: str) -> dict[str, Any]:
+    said = parse_json(text)
+    if not isinstance(said, dict):
+        raise ValueError(f"{shown(said)} says nothing of a run")
+    return said
+
+
+def _summary(said: dict[str, Any], rounds: int, k: int) -> dict[str, Any]:
+    """Return what only the summary says of a run."""
+    same = (said.get("rounds"), said.get("k")) == (rounds, k)
+    require(same, f"its summary is not that of {rounds} rounds of {k} uploads")
+    return {
+        "method": _text("method", said.get("method")),
+        "task": _text("task", said.get("task")),
+        "seed": whole("seed", said.get("seed"), 0),
+        "wall_seconds": number("wall_seconds", said.get("wall_seconds"), 0),
+    }
+
+
+def _record(said: dict[str, Any]) -> Record:
+    """Return an evaluation, or raise unless it is one."""
+    require(said.keys() == _COLUMNS, f"an evaluation must have {', '.join(sorted(_COLUMNS))} and nothing else")
+    loss, per_class = said["loss"], said["per_class"]
+    require(isinstance(per_class, list), f"per_class must be a list, got {shown(per_class)}")
+    return Record(
+        round=whole("round", said["round"], 1),
+        time=number("time", said["time"]),
+        accuracy=number("accuracy", said["accuracy"]),
+        loss=None if loss is None else number("loss", loss),
+        per_class=[None if each is None else number("per_class", each) for each in per_class],
+        mean_staleness=number("mean_staleness", said["mean_staleness"], 0),
+        max_staleness=whole("max_staleness", said["max_staleness"], 0),
+    )
+
+
+def _event(said: dict[str, Any]) -> dict[str, Any]:
+    """Return an event, or raise unless it is one."""
+    number("time", said.get("time"))
+    whole("round", said.get("round"), 0)
+    _text("event", said.get("event"))
+    for name, value in said.items():
+        if isinstance(value, str):
+            _text(name, value)
+        require(value is None or isinstance(value, (str, int, float)), f"{shown(name)} must be a plain value")
+    return {sys.intern(_text("a name", name)): value for name, value in said.items()}
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(name)} must be a text, got {shown(value)}")
+    value.encode()  # half a character, which JSON can hold, can be neither shown nor written
+    return value
 
 
 _COLUMNS = frozenset(f.name for f in fields(Record))

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from fedhist.errors import InvalidInput, require, unknown
+from fedhist.errors import InvalidInput, require, shown, unknown
+from fedhist.files import parse_toml
 from fedhist.objectives import Contrastive, CrossEntropy, Objective, Proximal
-from fedhist.strategies import REFL, TWAFL, WKAFL, DynSGD, FedAvg, FedHist, Strategy
+from fedhist.strategies import (
+    REFL,
+    TWAFL,
+    WKAFL,
+    CoordinateMedian,
+    Defence,
+    DynSGD,
+    FedAvg,
+    FedHist,
+    Krum,
+    NormClip,
+    Strategy,
+    TrimmedMean,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +56,11 @@ METHODS: Mapping[str, _Entry] = {
 }
 
 
+DEFENCES: Mapping[str, Callable[..., Defence]] = {
+    defence.title: defence for defence in (NormClip, CoordinateMedian, TrimmedMean, Krum)
+}
+
+
 def describe(label: str, thing: object) -> str:
     """Return a label with the options that differ from their defaults: ``FedHist(ina=False)``.
 
@@ -58,23 +77,37 @@ def describe(label: str, thing: object) -> str:
 
 
 def name_of(strategy: Strategy) -> str:
-    """Return a strategy's name, from the inside out: ``FedHist + Private(clip=1.0, noise_multiplier=0.5)``."""
-    own, inner = describe(type(strategy).__name__, strategy), getattr(strategy, "inner", None)
+    """Return a strategy's name, from the inside out: ``FedHist + median + Private(clip=1.0)``."""
+    label = strategy.title if isinstance(strategy, Defence) else type(strategy).__name__
+    own, inner = describe(label, strategy), getattr(strategy, "inner", None)
     return f"{name_of(inner)} + {own}" if isinstance(inner, Strategy) else own
 
 
+def defended(method: Method, spec: str) -> Method:
+    """Return the method with a defence such as ``trimmed:share=0.2`` around its strategy."""
+    name, options = parse_spec("defence", spec, DEFENCES)
+    strategy: Defence = build(name, partial(DEFENCES[name], method.strategy), options)
+    return Method(f"{method.name} + {describe(name, strategy)}", strategy, method.objective)
+
+
 def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
-    """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means."""
+    """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means.
+
+    Defences follow a name as they do in tables: ``fedhist + median``.
+    """
     if isinstance(given, Method):
         method = given
     elif isinstance(given, Strategy):
         method = Method(name_of(given), given, CrossEntropy())
     elif isinstance(given, str):
-        name, options = parse_spec("strategy", given, METHODS)
+        spec, *defences = re.split(r"\s\+\s", given)
+        name, options = parse_spec("strategy", spec, METHODS)
         made = build(name, METHODS[name].make, options)
         label = describe(METHODS[name].label, made)
         on_server = isinstance(made, Strategy)
         method = Method(label, made, CrossEntropy()) if on_server else Method(label, FedAvg(), made)
+        for defence in defences:
+            method = defended(method, defence)
     else:
         raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
     if objective is None:
@@ -98,10 +131,10 @@ def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dic
     words = {"true": True, "false": False, "none": None, "null": None}
     quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
     try:
-        options = tomllib.loads(f"options = {{{quoted}}}")["options"]
-    except tomllib.TOMLDecodeError:
+        options = parse_toml(f"options = {{{quoted}}}")["options"]
+    except ValueError:
         raise InvalidInput(
-            f"{kind} {spec!r} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
+            f"{kind} {shown(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
         ) from None
     return name, {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 

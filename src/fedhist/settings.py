@@ -6,7 +6,6 @@ Imports nothing heavy: ``fedhist --help`` is built from it.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +13,11 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedhist.errors import InvalidInput, unknown
-from fedhist.files import whole_file
+from fedhist.errors import LARGEST, InvalidInput, reason, shown, unknown
+from fedhist.files import parse_toml, read_text, whole_file
+
+LONGEST, MOST_SEEDS = 1_000_000, 10_000
+"""Steps and seeds beyond which a setting is a slip of the hand: the run would neither end nor fit into memory."""
 
 
 def _in(panel: str, default: Any, description: str, **limits: Any) -> Any:
@@ -29,6 +31,9 @@ class Settings(BaseModel):
 
     strategy: tuple[str, ...] = _in(
         "Method", ("fedhist",), "A method's name, or name:option=value,… (see `fedhist strategies`)."
+    )
+    defence: str | None = _in(
+        "Method", None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2."
     )
     k: int = _in("Method", 10, "Uploads that close a round.")
     rounds: int = _in("Method", 300, "Rounds to run.")
@@ -46,8 +51,10 @@ class Settings(BaseModel):
     rare_class: int | None = _in("Data", None, "A class that only the slow clients hold.")
 
     lr: float = _in("Local work", 0.01, "The clients' learning rate.")
-    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.")
-    epochs: int | None = _in("Local work", None, "Passes over a client's data per upload, instead of steps.")
+    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.", le=LONGEST)
+    epochs: int | None = _in(
+        "Local work", None, "Passes over a client's data per upload, instead of steps.", le=LONGEST
+    )
     batch_size: int = _in("Local work", 32, "Examples per minibatch.")
     momentum: float = _in("Local work", 0.0, "Momentum of local SGD.")
     weight_decay: float = _in("Local work", 0.0, "Weight decay of local SGD.")
@@ -69,9 +76,15 @@ class Settings(BaseModel):
     noise_multiplier: float | None = _in("Privacy", None, "Noise in multiples of the clip; 0 only clips.")
     noise: Literal["upload", "sum"] = _in("Privacy", "upload", "Where noise is added: upload or sum.")
     delta: float = _in("Privacy", 1e-5, "Delta at which epsilon is told.")
+    attack: str | None = _in(
+        "Attack",
+        None,
+        "What some clients do: sign-flip, scaled-noise, same-value, little-is-enough or label-flip, with options as "
+        "in sign-flip:share=0.2.",
+    )
 
     seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
-    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1)
+    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1, le=MOST_SEEDS)
     eval_every: int | None = _in(
         "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
     )
@@ -94,30 +107,33 @@ class Settings(BaseModel):
         values: dict[str, Any] = {}
         if file is not None:
             try:
-                values = tomllib.loads(file.read_text())
+                values = parse_toml(read_text(file))
             except OSError as error:
-                raise InvalidInput(f"config={file} cannot be read: {error.strerror}.") from error
+                raise InvalidInput(f"config={file} cannot be read: {reason(error)}.") from error
             except ValueError as error:
-                raise InvalidInput(f"config={file} is not TOML: {error}.") from error
+                raise InvalidInput(f"config={file} is not TOML: {reason(error)}.") from error
         values |= {key: value for key, value in (flags or {}).items() if value is not None}
-        for key in values:
+        for key, value in values.items():
             if key not in cls.model_fields:
                 raise unknown("setting", key, cls.model_fields)
+            if isinstance(value, int) and abs(value) >= LARGEST:
+                raise InvalidInput(f"{key}={shown(value)} cannot be used: numbers must be less than 2^63.")
         if "local_steps" in values and values.get("epochs") is not None:
             raise InvalidInput(
-                f"epochs={values['epochs']} and local_steps={values['local_steps']}: give one of the two."
+                f"epochs={shown(values['epochs'])} and local_steps={shown(values['local_steps'])}: give one of the two."
             )
         try:
             return cls(**values)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
-            name, reason = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
-            raise InvalidInput(f"{name}={first['input']!r} cannot be used: {reason}.") from error
+            name, why = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
+            raise InvalidInput(f"{name}={shown(first['input'])} cannot be used: {why}.") from error
 
     def write(self, path: Path) -> None:
         """Write the settings as TOML that :meth:`read` understands."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"local_steps"} if self.epochs else None)
         with whole_file(path) as part:
             part.write_text(
-                "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+                "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()),
+                encoding="utf-8",
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhist.errors import FedHistError
-from fedhist.files import whole_file
+from fedhist.errors import FedHistError, reason
+from fedhist.files import plain, whole_file
 
 STATE = "json"
 """The tensor that holds what is none: the header of a safetensors file may not grow beyond 100 MB."""
@@ -29,8 +31,9 @@ def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[s
     try:
         with whole_file(path) as part:
             save_file(own, part, metadata={"kind": kind, "blake2b": _digest(own.items())})
-    except SafetensorError as error:  # what the operating system said, in other words
-        raise OSError(str(error)) from error
+    except SafetensorError as error:  # what the operating system said, wrapped up
+        number = re.search(r"os error (\d+)", str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -48,17 +51,17 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if said.get("blake2b") != _digest(tensors.items()):
             raise FedHistError(f"{path} was changed after it was written: its checksum does not match.")
         state: dict[str, Any] = json.loads(tensors.pop(STATE).numpy().tobytes())
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FedHistError(f"{path} is not {kind}, or it is damaged: {error}.") from error
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FedHistError(f"{path} is not {kind}, or it is damaged: {reason(error)}.") from error
     except OSError as error:
-        raise FedHistError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise FedHistError(f"{path} cannot be read: {reason(error)}.") from error
     return tensors, state
 
 
 def _check_length(path: Path) -> None:
     """Tell a file that was cut off, or is none of ours, from one whose content is wrong."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with plain(path) as file:
         first = file.read(9)
         length = int.from_bytes(first[:8], "little")
         if size < 9:

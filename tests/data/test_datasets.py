@@ -131,6 +131,30 @@ def test_data_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_folders("/else") == [Path("/else")]
 
 
+@pytest.mark.parametrize("wrong", ["\0", "a\0b", "~nobody-of-that-name/data", "\ud800", 5, b"bytes", ["a"]])
+def test_what_cannot_be_a_folder(wrong: Any) -> None:
+    with pytest.raises(fh.InvalidInput, match="data_dir=.* is not the name of a folder."):
+        fh.load_task("cifar10", data_dir=wrong)
+
+
+@pytest.mark.parametrize("place", ["file", "loop", "x" * 300])
+def test_folders_that_cannot_be_used(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    home = {"http://127.0.0.1:9/c.tar.gz": ("c.tar.gz", "0" * 32)}
+    monkeypatch.setitem(DATASETS, "cifar10", replace(DATASETS["cifar10"], sources=home))
+    with pytest.raises(fh.DataError, match="cifar10 is not in .* and could not be fetched: "):
+        fh.load_task("cifar10", data_dir=tmp_path / place)
+
+
+def test_an_archive_that_lies_there_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.tar.gz").write_bytes(b"anything")
+    home = {"http://127.0.0.1:9/c.tar.gz": ("c.tar.gz", "0" * 32)}
+    monkeypatch.setitem(DATASETS, "cifar10", replace(DATASETS["cifar10"], sources=home))
+    with pytest.raises(fh.DataError, match="c.tar.gz is damaged: it has MD5 .*, not 0+; delete it."):
+        fh.load_task("cifar10", data_dir=tmp_path)
+
+
 def test_tasks_of_several_seeds_share_the_data() -> None:
     assert fh.load_task("digits", seed=0, beta=None).x is fh.load_task("digits", seed=1, beta=None).x
 

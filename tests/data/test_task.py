@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -220,3 +222,18 @@ class Odd(nn.Module):
 def test_refuses(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=f"^{re.escape(sentence)}"):
         fh.Task(**parts(**change))
+
+
+def test_other_labels_share_the_inputs(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    other = task.relabelled(2 - task.y)
+    assert other.y.tolist() == [2 - y for y in task.y.tolist()]
+    assert other.data[0] == task.data[0] and other.data[2:] == task.data[2:] and other.data[1] != task.data[1]
+    meta = torch.device("meta")
+    assert other.bytes_for(meta) == task.bytes_for(meta) + 8 * len(task.y)
+    assert other.on(meta)[0] is task.on(meta)[0]  # copied to a device once
+    assert other.bytes_for(meta) == 0 == task.bytes_for(meta)
+    assert task.relabelled(2 - task.y) is other
+    assert task.relabelled(task.y.clone()) is not other
+    sent = pickle.loads(pickle.dumps(make_task(model=torch.nn.Linear(5, 3)).relabelled(2 - task.y)))
+    assert sent.y.tolist() == other.y.tolist()

@@ -68,3 +68,32 @@ def test_results_become_a_table(cells: list[Cell], tmp_path: Path) -> None:
     row = next(line for line in table if line.startswith("| FedHist"))
     expected = final(results[next(c for c in cells if c.method == "fedhist" and c.beta == 0.3)])
     assert row.split("|")[2].strip().strip("*") == f"{expected:.1f}"
+
+
+def test_runs_under_attack_tell_what_attackers_weighed(cells: list[Cell], tmp_path: Path) -> None:
+    honest = cells[0]
+    attacked = replace(honest, attack="sign-flip:share=0.2", method="fedavg + krum")
+    assert attacked.key != honest.key
+    runner.run([honest, attacked], tmp_path, device="cpu")
+    results = runner.results([honest, attacked], tmp_path)
+    assert "attackers_weight" not in results[honest]
+    assert 0 < results[attacked]["attackers_uploads"] < 1 and 0 <= results[attacked]["attackers_weight"] <= 1
+    trial = attacked.trial(attacked.task())
+    (history,) = runner.simulate_many([trial])
+    told = history.events[0]["clients"]
+    theirs = [w for row, ws in zip(history.clients, history.weights, strict=True) for c, w in zip(row, ws, strict=True)
+              if c in told]  # fmt: skip
+    assert sum(theirs) / history.rounds == pytest.approx(results[attacked]["attackers_weight"], abs=1e-5)
+
+
+def test_a_run_that_diverges_counts_as_guessing(cells: list[Cell], tmp_path: Path) -> None:
+    lost = replace(cells[0], lr=1e30)
+    runner.run([lost], tmp_path, device="cpu")
+    result = runner.results([lost], tmp_path)[lost]
+    assert result["diverged"] and final(result) == pytest.approx(10.0)
+
+    both = [cells[0].trial(cells[0].task()), lost.trial(lost.task())]
+    histories = runner.simulate_many(both, trainer="batched", device="cpu")
+    beside = runner._result(lost, both[1], histories[1])
+    assert {name: result[name] for name in beside} == beside
+    assert "diverged" not in runner._result(cells[0], both[0], histories[0])

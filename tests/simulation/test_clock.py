@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,7 @@ TIES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 6.0]), min_size=60, max_size=60)
 
 
 @given(data=st.data(), n=st.integers(1, 60), window=st.sampled_from([1, 2, 5, 16, 1024]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
     """To the bit, with small windows too, which make small queues go through all that large ones do."""
     k = data.draw(st.one_of(st.just(1), st.just(n), st.integers(1, n)))
@@ -84,7 +86,7 @@ def test_times_that_overflow_come_last() -> None:
 
 
 @given(schedules())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_schedule_keeps_the_rules(drawn: tuple[fh.Schedule, int]) -> None:
     schedule, busy = drawn
     assert schedule.clients.min() >= 0 and schedule.clients.max() < schedule.num_clients
@@ -98,7 +100,7 @@ def test_every_schedule_keeps_the_rules(drawn: tuple[fh.Schedule, int]) -> None:
 
 
 @given(schedules())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_staleness_equals_a_recount(drawn: tuple[fh.Schedule, int]) -> None:
     """With everyone always busy, a client receives a model exactly when it uploads."""
     schedule, busy = drawn
@@ -111,9 +113,13 @@ def test_staleness_equals_a_recount(drawn: tuple[fh.Schedule, int]) -> None:
 
 
 @given(schedules())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_version_is_stored_until_its_last_upload(drawn: tuple[fh.Schedule, int]) -> None:
-    schedule, _ = drawn
+    assert_stored_while_needed(drawn[0])
+
+
+def assert_stored_while_needed(schedule: fh.Schedule) -> None:
+    """Play a run's memory through: what is in each slot when an upload asks for it."""
     plan = plan_versions(schedule)
     content: dict[int, int] = {}
     held = []
@@ -125,6 +131,72 @@ def test_every_version_is_stored_until_its_last_upload(drawn: tuple[fh.Schedule,
         later = schedule.versions[round_ - 1 :]
         held.append(len({int(v) for v in later.ravel() if v <= round_}))
     assert plan.num_slots == max(held), "as many slots as versions that are still needed, and no more"
+
+
+@given(schedules())
+@settings(max_examples=150)
+def test_no_client_is_twice_in_flight(drawn: tuple[fh.Schedule, int]) -> None:
+    """Whoever uploads has been sent its model after its upload before, and never are more at work than may be."""
+    schedule, busy = drawn
+    last = np.zeros(schedule.num_clients, int)
+    for round_, (clients, versions) in enumerate(zip(schedule.clients, schedule.versions, strict=True), start=1):
+        assert (versions > last[clients]).all()
+        last[clients] = round_
+    for round_ in range(1, schedule.rounds + 1):
+        later = schedule.versions[round_ - 1 :] <= round_
+        at_work = schedule.clients[round_ - 1 :][later]
+        assert len(at_work) <= busy and len(set(at_work.tolist())) == len(at_work)
+
+
+@given(data=st.data(), n=st.integers(1, 40))
+@settings(max_examples=150)
+def test_every_upload_takes_exactly_its_clients_time(data: st.DataObject, n: int) -> None:
+    """Without jitter an upload arrives its client's time after the close of the round that made its version."""
+    k = data.draw(st.integers(1, n))
+    busy = data.draw(st.one_of(st.none(), st.integers(k, n)))
+    times = data.draw(st.lists(st.floats(0.01, 100), min_size=n, max_size=n))
+    rounds, seed = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 99))
+    schedule = fh.make_schedule(n, k, rounds, fh.Explicit(times), seed, busy)
+    opened = np.concatenate([[0.0], schedule.time])  # version v is there from the close of round v - 1
+    assert (schedule.arrived == opened[schedule.versions - 1] + np.array(times)[schedule.clients]).all()
+
+
+@given(schedules(), st.data())
+@settings(max_examples=100)
+def test_a_recorded_schedule_is_its_beginning(drawn: tuple[fh.Schedule, int], data: st.DataObject) -> None:
+    schedule, _ = drawn
+    rounds = data.draw(st.integers(1, schedule.rounds))
+    again = clock.recorded_schedule(schedule, schedule.num_clients, schedule.k, rounds)
+    for name in ("clients", "staleness", "arrived"):
+        assert np.array_equal(getattr(again, name), getattr(schedule, name)[:rounds]), name
+    assert_stored_while_needed(again)
+    for wrong in (
+        (schedule.num_clients, schedule.k, schedule.rounds + 1),
+        (schedule.num_clients, schedule.k + 1, rounds),
+    ):
+        with pytest.raises(fh.InvalidInput, match="the recorded schedule has .* were asked for"):
+            clock.recorded_schedule(schedule, *wrong)
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
+@settings(max_examples=200)
+def test_whatever_was_recorded_is_stored_while_needed_or_refused(rounds: int, k: int, random: Random) -> None:
+    """Not only what the clock makes: rows of any clients, from any version there was or was not."""
+    clients = np.array([random.sample(range(8), k) for _ in range(rounds)])
+    staleness = np.array([[random.randint(1, r) for _ in range(k)] for r in range(1, rounds + 1)])
+    arrived = np.sort(np.array([random.random() for _ in range(rounds * k)])).reshape(rounds, k)
+    good = fh.Schedule(8, clients, staleness, arrived)
+    assert_stored_while_needed(clock.recorded_schedule(good, 8, k, rounds))
+    row, place = random.randrange(rounds), random.randrange(k)
+    for name, value in (("staleness", 0), ("staleness", row + 2), ("clients", -1), ("clients", 8)):
+        wrong = getattr(good, name).copy()
+        wrong[row, place] = value
+        with pytest.raises(fh.InvalidInput, match="the recorded schedule "):
+            clock.recorded_schedule(replace(good, **{name: wrong}), 8, k, rounds)
+    if k > 1:
+        clients[row, place] = clients[row, place - 1]
+        with pytest.raises(fh.InvalidInput, match="the recorded schedule has a client twice in one round."):
+            clock.recorded_schedule(good, 8, k, rounds)
 
 
 def test_synchronous_and_fully_asynchronous_ends() -> None:

@@ -55,6 +55,15 @@ def test_a_cluster_gives_what_one_machine_gives(small: fh.Task) -> None:
     assert sorted(done) == sorted(h.method for h in here)
 
 
+def test_attackers_are_the_same_on_workers(small: fh.Task) -> None:
+    trials = [
+        fh.Trial("fedhist + median", small, k=3, rounds=8, local=LOCAL, attack=f"{name}:share=0.34")
+        for name in ("label-flip", "scaled-noise")
+    ]
+    here, there = fh.simulate_many(trials), fh.simulate_many(trials, engine="ray")
+    assert all(same(a, b) and a.events == b.events for a, b in zip(here, there, strict=True))
+
+
 def test_what_a_killed_worker_had_is_done_again(small: fh.Task, tmp_path: Path) -> None:
     class Fragile(fh.FedAvg):
         """Takes its worker down in the fifth round, once."""

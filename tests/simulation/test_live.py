@@ -48,6 +48,22 @@ def test_without_faults_it_is_the_slow_twin(
     assert_same(live, scheduled)
 
 
+@pytest.mark.parametrize("attack", ["sign-flip:share=0.3", "scaled-noise:share=0.3", "little-is-enough:share=0.3"])
+def test_attackers_attack_the_same(make_task: Callable[..., fh.Task], attack: str) -> None:
+    task = make_task()
+    scheduled, live = (run("fedhist", task, attack=attack, faults=faults) for faults in (None, fh.Faults()))
+    assert_same(live, scheduled)
+
+
+def test_an_attacker_who_overdoes_it_is_sent_back(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    with pytest.warns(BegunAgain, match="uploaded a huge update"):
+        history = run("fedavg", task, attack=fh.SignFlip(share=0.25, scale=1e9))
+    attackers = set(history.events[0]["clients"])
+    assert {event["client"] for event in history.events[1:]} == attackers
+    assert not np.isin(history.clients, list(attackers)).any()
+
+
 @pytest.mark.parametrize("concurrency", [None, 9])
 @pytest.mark.parametrize("devices", [fh.LogNormal(), fh.Constant(), fh.Exponential()])
 def test_the_clock_gives_the_schedule(devices: Any, concurrency: int | None) -> None:

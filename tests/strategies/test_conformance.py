@@ -38,6 +38,17 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     ),
     "FedHist in bfloat16": lambda: fh.FedHist(history_dtype="bfloat16"),
     "FedHist sketched": lambda: fh.FedHist(sketch=16),
+    **{
+        f"{inner.__name__} + {defence.title}": (lambda inner=inner, defence=defence: defence(inner()))
+        for inner in (fh.FedAvg, fh.REFL, fh.FedHist)
+        for defence in (fh.NormClip, fh.CoordinateMedian, fh.TrimmedMean, fh.Krum)
+    },
+    "FedAvg with INA + median": lambda: fh.CoordinateMedian(fh.FedAvg(ina=True)),
+    "DynSGD unnormalised + trimmed": lambda: fh.TrimmedMean(fh.DynSGD(normalise=False), share=0.1),
+    "WKAFL + median": lambda: fh.CoordinateMedian(fh.WKAFL()),
+    "FedHist literal + median": lambda: fh.CoordinateMedian(fh.FedHist(ina_direction="sum")),
+    "FedHist w/o HAA + trimmed": lambda: fh.TrimmedMean(fh.FedHist(haa=False), share=0.2),
+    "FedHist + one of Krum + norm-clip": lambda: fh.NormClip(fh.Krum(fh.FedHist(), keep=1)),
 }
 NOISY: dict[str, Callable[[], fh.Strategy]] = {}
 """Strategies whose noise is there however long or alike uploads are."""

@@ -47,6 +47,9 @@ def test_epochs_visit_every_example_that_often() -> None:
         ({"epochs": 0}, "epochs must be at least 1, got 0."),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0."),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, got -1.0."),
+        ({"lr": 1e308}, "lr must be at most 3e\\+38, got 1e\\+308."),
+        ({"lr": 10**400}, "lr must be a number, got 1000"),
+        ({"steps": 2**63}, "steps must be less than 2.63, got 9223372036854775808."),
     ],
 )
 def test_refuses(arguments: dict[str, Any], sentence: str) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib.util
-import io
 import os
-import pickle
 import tarfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +18,13 @@ from torch import Tensor, nn
 
 from fedhist.data import partition
 from fedhist.data.download import download
+from fedhist.data.formats import Bytes, Labels, read_cifar, read_digits, read_labelled
 from fedhist.data.task import Task
-from fedhist.errors import DataError, require, unknown, whole
-from fedhist.files import whole_file
+from fedhist.errors import DataError, reason, require, shown, unknown, whole
+from fedhist.files import largest_content, plain, read_bytes, read_gzip, whole_file
 from fedhist.models import LeNet
 from fedhist.streams import Stream
 
-Bytes = NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes so far and the total."""
 
@@ -46,7 +41,7 @@ class Dataset:
     """File name to the MD5 sum of its content, decompressed."""
     sources: Mapping[str, tuple[str, str]]
     """Download address to the file name and MD5 sum of what is downloaded."""
-    read: Callable[[Mapping[str, bytes]], tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]]
+    read: Callable[[Mapping[str, bytes]], tuple[Bytes, Labels, Bytes, Labels]]
     elsewhere: Sequence[Path] = field(default=())
 
     def place(self, roots: Sequence[Path]) -> Path | None:
@@ -66,40 +61,51 @@ class Dataset:
         for url, (name, checksum) in self.sources.items():
             target = root / (name if name.endswith(".tar.gz") else f"{self.folder}/{name}")
             report = None if progress is None else lambda done, total, name=name: progress(name, done, total)
-            if not target.exists():
+            if not os.path.isfile(target):  # noqa: PTH113 (False, not an error, for a folder we may not read)
                 download(url, target, checksum, report)
             if name.endswith(".tar.gz"):
-                self._unpack(target, root)
+                self._unpack(target, checksum, root)
 
-    def _unpack(self, archive: Path, root: Path) -> None:
+    def _unpack(self, archive: Path, checksum: str, root: Path) -> None:
         """Take out the files we know, and only those: an archive may hold anything."""
         try:
+            with plain(archive) as file:
+                got = hashlib.file_digest(file, _MD5).hexdigest()
+                if got != checksum:
+                    raise DataError(f"{archive} is damaged: it has MD5 {got}, not {checksum}; delete it.")
             with tarfile.open(archive) as tar:
-                for name, checksum in self.files.items():
-                    member = tar.extractfile(f"{self.folder}/{name}")
-                    content = member.read() if member else b""
-                    if _md5(content) != checksum:
+                for name, expected in self.files.items():
+                    member = tar.getmember(f"{self.folder}/{name}")
+                    # A sparse file can be of any size without taking room in the archive.
+                    fits = member.isreg() and member.size <= largest_content(archive)
+                    content = tar.extractfile(member) if fits and not member.issparse() else None
+                    unpacked = content.read() if content else b""
+                    if _md5(unpacked) != expected:
                         raise DataError(f"{archive} holds a damaged {name}; delete it and try again.")
                     target = root / self.folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with whole_file(target) as part:
-                        part.write_bytes(content)
-        except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
-            raise DataError(f"{archive} cannot be unpacked, delete it and try again: {error}.") from error
+                        part.write_bytes(unpacked)
+        except DataError:
+            raise
+        except Exception as error:  # tarfile fails in many ways
+            raise DataError(f"{archive} cannot be unpacked, delete it and try again: {reason(error)}.") from error
+
+
+_MD5 = partial(hashlib.md5, usedforsecurity=False)  # the sums published for these data sets are MD5
 
 
 def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return _MD5(content).hexdigest()
 
 
 def _verified(path: Path, checksum: str) -> bytes:
     """Return a file's content, decompressed, if it has the right checksum."""
     path = _existing(path) or path
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+        content = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}.") from error
     if (got := _md5(content)) != checksum:
         raise DataError(f"{path} is damaged: its content has MD5 {got}, not {checksum}; delete it.")
     return content
@@ -110,49 +116,26 @@ def _existing(path: Path) -> Path | None:
     return next((p for p in (path, path.with_name(f"{path.name}.gz")) if os.path.isfile(p)), None)  # noqa: PTH113
 
 
-def _read_idx(content: bytes) -> Bytes:
-    """Decode the IDX format of the MNIST family."""
-    shape = tuple(int(n) for n in np.frombuffer(content, ">i4", count=content[3], offset=4))
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+def _read_fashion(files: Mapping[str, bytes]) -> tuple[Bytes, Labels, Bytes, Labels]:
+    images, labels, test_images, test_labels = files.values()
+    try:
+        x, y = read_labelled(images, labels, side=28, classes=10)
+        return x, y, *read_labelled(test_images, test_labels, side=28, classes=10)
+    except ValueError as error:
+        raise DataError(f"{', '.join(files)} are not those of Fashion-MNIST: {error}.") from error
 
 
-def _read_fashion(
-    files: Mapping[str, bytes],
-) -> tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]:
-    x, y, x_test, y_test = (_read_idx(content) for content in files.values())
-    return x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64)
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Reads the pickles CIFAR ships in, and refuses any that holds more than arrays and plain values."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return super().find_class("numpy._core.multiarray", name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def _read_cifar(
-    files: Mapping[str, bytes],
-) -> tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]:
-    parts: dict[bool, list[tuple[Bytes, NDArray[np.int64]]]] = {False: [], True: []}
+def _read_cifar(files: Mapping[str, bytes]) -> tuple[Bytes, Labels, Bytes, Labels]:
+    parts: dict[bool, list[tuple[Bytes, Labels]]] = {False: [], True: []}
     for name, content in files.items():
         try:
-            batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-            labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]
-            images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32)
-        except (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
-            raise DataError(f"{name} is not a CIFAR batch: {error}.") from error
-        parts[name.startswith("test")].append((images, np.asarray(labels, np.int64)))
-    train, test = parts[False], parts[True]
-    return (
-        np.concatenate([x for x, _ in train]),
-        np.concatenate([y for _, y in train]),
-        np.concatenate([x for x, _ in test]),
-        np.concatenate([y for _, y in test]),
+            parts[name.startswith("test")].append(read_cifar(content))
+        except ValueError as error:
+            raise DataError(f"{name} is not a CIFAR batch: {reason(error)}.") from error
+    (x, y), (x_test, y_test) = (
+        [np.concatenate(arrays) for arrays in zip(*parts[test], strict=True)] for test in (False, True)
     )
+    return x, y, x_test, y_test
 
 
 _FASHION_HOME = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -222,22 +205,32 @@ def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     A folder that is asked for, by argument or by $FEDHIST_DATA, is the only one. Else it is the user's
     cache and, to be read only, ./data, where torchvision's examples put things.
     """
-    if chosen := data_dir or os.environ.get("FEDHIST_DATA"):
-        return [Path(chosen).expanduser()]
-    return [Path.home() / ".cache" / "fedhist", Path("data")]
+    chosen = data_dir or os.environ.get("FEDHIST_DATA")
+    if not chosen:
+        return [Path.home() / ".cache" / "fedhist", Path("data")]
+    try:
+        folder = Path(chosen).expanduser()
+        possible = b"\0" not in os.fsencode(folder)
+    except (TypeError, ValueError, RuntimeError):  # the home of a user that is not there
+        possible = False
+    require(possible, f"data_dir={shown(chosen)} is not the name of a folder.")
+    return [folder]
 
 
-def _digits_table() -> NDArray[np.float64]:
-    """Return scikit-learn's table of digits: 64 pixels and the label a row."""
+def _digits_table() -> Bytes:
+    """Return scikit-learn's table of digits: 64 pixels from 0 to 16 and the label a row."""
     package = importlib.util.find_spec("sklearn")
     for place in (package and package.submodule_search_locations) or []:
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if file.exists():  # to import scikit-learn for one small file would take two seconds
-            return np.loadtxt(file, delimiter=",")
+            try:
+                return read_digits(file)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{file} cannot be read, install scikit-learn anew: {reason(error)}.") from error
     from sklearn.datasets import load_digits  # noqa: PLC0415 (should the file move)
 
     digits = load_digits()
-    return np.column_stack([digits.data, digits.target])
+    return np.column_stack([digits.data, digits.target]).astype(np.uint8)
 
 
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -278,10 +271,12 @@ def _load(name: str, folders: tuple[Path, ...]) -> tuple[Tensor, Tensor, Tensor,
         files = DATASETS[name].find(folders)
         if files is None:
             raise DataError(f"{name} was downloaded to {folders[0]} but is not complete there.")
-        x, y, x_test, y_test = (torch.tensor(array) for array in DATASETS[name].read(files))
-        x, x_test = x.float(), x_test.float()
+        pixels, labels, test_pixels, test_labels = DATASETS[name].read(files)
+        del files  # what is read is several times as large
+        x, x_test = (torch.tensor(array, dtype=torch.float32) for array in (pixels, test_pixels))
+        y, y_test = torch.tensor(labels), torch.tensor(test_labels)
     mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
-    return (x - mean) / std, y, (x_test - mean) / std, y_test
+    return x.sub_(mean).div_(std), y, x_test.sub_(mean).div_(std), y_test
 
 
 @lru_cache(maxsize=1)

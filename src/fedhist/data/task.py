@@ -70,6 +70,8 @@ class Task:
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
+        self._original: Task | None = None
+        self._relabelled: list[Task] = []
 
         probe = self.build(seed=0)
         self.layout = Layout(probe)
@@ -128,17 +130,35 @@ class Task:
         """Return the memory that the data will take on a device where they are not yet."""
         if device.type == "cpu" or device in self._copies:
             return 0
+        if self._original is not None:
+            return self.y.numel() * self.y.element_size() + self._original.bytes_for(device)
         return sum(t.numel() * t.element_size() for t in (self.x, self.y, self.x_test, self.y_test))
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return `x, y, x_test, y_test` on a device, copied there once."""
         if device not in self._copies:
-            tensors = (self.x, self.y, self.x_test, self.y_test)
-            self._copies[device] = tuple(t.to(device) for t in tensors)
+            if self._original is None:
+                x, x_test, y_test = (t.to(device) for t in (self.x, self.x_test, self.y_test))
+            else:
+                x, _, x_test, y_test = self._original.on(device)
+            self._copies[device] = x, self.y.to(device), x_test, y_test
         return self._copies[device]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_copies": {}}  # another machine has other devices
+        return self.__dict__ | {"_copies": {}, "_relabelled": []}  # another machine has other devices
+
+    def relabelled(self, y: Tensor) -> Task:
+        """Return this task with other training labels; the inputs are shared, on devices too.
+
+        The same labels give the same task, so that runs with it can train side by side.
+        """
+        for known in self._relabelled:
+            if torch.equal(known.y, y):
+                return known
+        task = copy.copy(self)
+        task.y, task._original = y, self
+        self._relabelled.append(task)
+        return task
 
     def label_counts(self) -> NDArray[np.int64]:
         """Return how many examples of each class each client holds, ``(N, classes)``."""

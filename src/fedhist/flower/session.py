@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedhist import snapshot
 from fedhist.arrivals import Arrivals
-from fedhist.errors import DivergedError, FedHistError
+from fedhist.errors import DivergedError, FedHistError, reason
 from fedhist.flower.client import upload_identity
 from fedhist.flower.exchange import Arrival, Exchange, Upload
 from fedhist.flower.metrics import MOST_EXAMPLES, averaged, examples_in, reported
@@ -176,6 +176,16 @@ class Session:
                 raise FedHistError(
                     f"{folder} holds a run with {name}={state.get(name)!r}, this one has {value!r}; use another folder."
                 )
+        try:
+            self._restore(tensors, state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FedHistError(f"{folder} holds a run that cannot be gone on with: {reason(error)}.") from error
+        log(INFO, "going on from round %d in %s", self.books.version, folder)
+        if self.books.version - 1 not in self.result.evaluate_metrics_serverapp:
+            self._evaluate_centrally(self.books.version - 1)
+        return True
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self._set_up(state["expected"])
         self.model = tensors["model"]
         self.rest = {name: tensors[f"rest.{name}"] for name in self.rest}
@@ -194,10 +204,6 @@ class Session:
         self.result.arrays = self.wire.record(self.model, self.rest)
         self._told = len(self.books.events)
         self.books.note(self.now, "resumed")
-        log(INFO, "going on from round %d in %s", self.books.version, folder)
-        if self.books.version - 1 not in self.result.evaluate_metrics_serverapp:
-            self._evaluate_centrally(self.books.version - 1)
-        return True
 
     def _described(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on."""

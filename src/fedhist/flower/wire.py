@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhist.arrays import decode as read_array
 from fedhist.errors import InvalidInput, require
 from fedhist.screening import Refused
 
@@ -32,23 +31,10 @@ def decode(array: Array) -> NDArray[Any]:
     """Return an array's numbers without trusting its header: no pickle, no more memory than was sent."""
     if array.stype != "numpy.ndarray":
         raise Refused(f"arrays must be sent as numpy.ndarray, got {array.stype[:LONGEST_NAME]!r}")
-    data = BytesIO(array.data)
     try:
-        version = npy.read_magic(data)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(data)
-    except Exception as error:  # numpy evaluates the header as Python literals, and fails in many ways
-        raise Refused(f"an array cannot be read: {type(error).__name__}") from None
-    body = memoryview(array.data)[data.tell() :]
-    if dtype.kind not in "fiub":
-        raise Refused(f"arrays must hold numbers, got {dtype}")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(body):
-        raise Refused(f"an array says it has shape {shape} and comes with {len(body)} bytes")
-    try:
-        values: NDArray[Any] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+        return read_array(array.data)
     except ValueError as error:
-        raise Refused(f"an array of shape {shape} cannot be read: {error}") from None
-    return values
+        raise Refused(str(error)) from None
 
 
 def pack(state: Mapping[str, NDArray[Any]]) -> tuple[ArrayRecord, ConfigRecord]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedhist.errors import in_a_sentence, unknown, whole
 from fedhist.files import whole_file
-from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
+from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell, Experiment
 from fedhist.paper.figures import FIGURES
 from fedhist.paper.runner import pack, results, run
 from fedhist.paper.tables import TABLES, Results, tuned_cells
@@ -22,13 +22,13 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedhist paper",
         description="Run the paper's experiments and set the results beside the published numbers. What a stopped "
         "run has finished is kept in the folder and not run again.",
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("experiment", choices=[*names, "all"])
     parser.add_argument("--scale", choices=SCALES, default="smoke", help="smoke: minutes on two cores; full: for a GPU")
     parser.add_argument("--seeds", type=int, default=1, help="how many, counted from 0")
     parser.add_argument("--dataset", action="append", help="only this one; may be repeated")
@@ -42,9 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None,
+    experiments: Mapping[str, Experiment] = EXPERIMENTS,
+    tables: Mapping[str, Callable[[Results], str]] = TABLES,
+) -> None:
     """Run what is missing of an experiment, then write and print its table and draw its figure."""
-    args = _parser().parse_args(arguments)
+    args = _parser(experiments).parse_args(arguments)
     scale, seeds = SCALES[args.scale], range(whole("seeds", args.seeds, 1))
     for dataset in args.dataset or []:
         if dataset not in scale.rounds:
@@ -68,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise SystemExit(130) from None
         return results(cells, args.out)
 
-    for name in EXPERIMENTS if args.experiment == "all" else [args.experiment]:
-        cells = [c for c in EXPERIMENTS[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
+    for name in experiments if args.experiment == "all" else [args.experiment]:
+        cells = [c for c in experiments[name](scale, seeds) if not args.dataset or c.dataset in args.dataset]
         there = finished(cells)
         if name == "tuned":
             tested = tuned_cells(there, scale.rates, seeds)
@@ -78,14 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not there:
             print(f"{name}: nothing there yet{missing}.")
             continue
-        _show(name, there, args.out, missing)
+        _show(name, tables[name](there), there, args.out, missing)
     if args.pack:
         print(f"Runs: {pack(args.out)}")
     print(f"{time.perf_counter() - started:7.1f} s in all")
 
 
-def _show(name: str, there: Results, folder: Path, missing: str) -> None:
-    table = TABLES[name](there)
+def _show(name: str, table: str, there: Results, folder: Path, missing: str) -> None:
     print(f"\n{name}{missing}\n\n{table}\n")
     with whole_file(folder / f"{name}.md") as part:
         part.write_text(table + "\n", encoding="utf-8")

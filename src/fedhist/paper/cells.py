@@ -56,6 +56,8 @@ class Cell:
     """Whether the tenth class is rare and its clients slow."""
     validation: bool = False
     """Whether a tenth of the training data stands for the test set."""
+    attack: str | None = None
+    """What some of the clients do, such as ``sign-flip:share=0.2``."""
 
     @property
     def key(self) -> str:
@@ -103,6 +105,7 @@ class Cell:
             devices=SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal(),
             seed=self.seed,
             eval_every=self.eval_every,
+            attack=self.attack,
         )
 
 
@@ -247,7 +250,8 @@ def sensitivity(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
     return _grid(_short(scale), seeds, methods, [scale.one], betas=[0.3], validation=True)
 
 
-EXPERIMENTS: Mapping[str, Callable[[Scale, Iterable[int]], list[Cell]]] = {
+Experiment = Callable[[Scale, Iterable[int]], list[Cell]]
+EXPERIMENTS: Mapping[str, Experiment] = {
     "calibration": calibration,
     "table1": table1,
     "table2": table2,

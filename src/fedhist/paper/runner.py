@@ -7,8 +7,9 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
-from fedhist.files import whole_file
+from fedhist.errors import DivergedError, FedHistError, number, reason, require, shown, whole
+from fedhist.files import parse_json, read_lines, read_text, whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
 from fedhist.simulation.engine import OnRound, devices_of, simulate_many
@@ -31,34 +33,79 @@ SIDE_BY_SIDE = 48
 
 def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
     """Return what is there of some cells, in files of their own or in the folder's archive."""
-    packed = _archive(folder)
+    keys = {cell.key: cell for cell in cells}
+    packed = {keys[key]: result for _, key, result in _archive(folder) if key in keys}
     found = {}
     for cell in cells:
         file = folder / f"{cell.key}.json"
         if file.exists():
-            found[cell] = json.loads(file.read_text())
-        elif cell.key in packed:
-            found[cell] = packed[cell.key]
+            _, found[cell] = _alone(file)
+        elif cell in packed:
+            found[cell] = packed[cell]
     return found
 
 
-def _archive(folder: Path) -> dict[str, dict[str, Any]]:
+def _alone(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text and the result in a file of its own, which is named by its cell."""
+    try:
+        text = read_text(file)
+        key, result = _checked(text)
+        require(key == file.stem, "it is of another run than its name says")
+    except (OSError, ValueError) as error:
+        raise FedHistError(f"{file} is not a result, delete it to run it again: {reason(error)}.") from error
+    return text, result
+
+
+def _archive(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return all lines of a folder's archive, each with its cell's key and its result."""
     file = folder / ARCHIVE
     if not file.exists():
-        return {}
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        listed = [json.loads(line) for line in lines]
-    return {Cell(**each["cell"]).key: each for each in listed}
+        return
+    try:
+        for line in read_lines(file):
+            yield line, *_checked(line)
+    except (OSError, ValueError) as error:
+        raise FedHistError(f"{file} is damaged: {reason(error)}.") from error
+
+
+def _checked(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a cell's key and what tables and figures need of its result, or raise unless they can be made of it."""
+    said = parse_json(text)
+    try:
+        cell = Cell(**said["cell"])
+    except (TypeError, KeyError):
+        raise ValueError("it does not say what it is the result of") from None
+    rounds, every = whole("rounds", cell.rounds, 1), whole("eval_every", cell.eval_every, 1)
+    result: dict[str, Any] = {"accuracy": _numbers(said, "accuracy"), "per_class": _numbers(said, "per_class")}
+    # Tiers are only looked at where a class is rare, and old results do not tell them.
+    result["per_tier"] = _numbers(said, "per_tier") if cell.rare else []
+    complete = len(result["accuracy"]) == -(-rounds // every) and said.get("round") == _evaluations(rounds, every)
+    require(
+        complete and len(result["per_class"]) >= 10 and (len(result["per_tier"]) == 3) == cell.rare,
+        "it is not complete",
+    )
+    return cell.key, result | {"round": _evaluations(rounds, every)}
+
+
+@lru_cache
+def _evaluations(rounds: int, every: int) -> list[int]:
+    """Return the rounds after which a run is evaluated, one list for all runs alike."""
+    return [*range(every, rounds, every), rounds]
+
+
+def _numbers(said: dict[str, Any], name: str) -> list[float]:
+    values = said.get(name)
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a list, got {shown(values)}")
+    return [number(name, value) for value in values]
 
 
 def pack(folder: Path) -> Path:
     """Move all results of a folder into its archive, in an order that does not depend on when they were made."""
     files = sorted(folder.glob("*.json"))
-    everything = _archive(folder)
-    for file in files:
-        result = json.loads(file.read_text())
-        everything[Cell(**result["cell"]).key] = result
-    lines = "".join(json.dumps(everything[key]) + "\n" for key in sorted(everything))
+    everything = {key: line for line, key, _ in _archive(folder)}
+    everything |= {file.stem: json.dumps(parse_json(_alone(file)[0])) for file in files}  # on one line
+    lines = "".join(everything[key].strip() + "\n" for key in sorted(everything))
     with whole_file(folder / ARCHIVE) as part:
         part.write_bytes(gzip.compress(lines.encode(), mtime=0))  # the same results are the same file
     for file in files:
@@ -99,16 +146,26 @@ def run(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SplitNotice)
             tasks |= {split: cell.task(data_dir) for split, cell in splits.items() if split not in tasks}
+        histories: Sequence[History | None]
         trials = [cell.trial(tasks[cell.split]) for cell in batch]
         started = time.perf_counter()
-        histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
+        try:
+            histories = simulate_many(trials, device=device, engine=engine, on_round=on_round)
+        except DivergedError:  # all of them
+            histories = [None] * len(trials)
         took = time.perf_counter() - started
         for cell, trial, history in zip(batch, trials, histories, strict=True):
             with whole_file(folder / f"{cell.key}.json") as part:
                 part.write_text(json.dumps(_result(cell, trial, history) | _circumstances(took, len(batch), device)))
 
 
-def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
+def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]:
+    if history is None or any(event["event"] == "diverged" for event in history.events):
+        # A model of NaN is no better than guessing, whatever it was some evaluations ago.
+        guess = 1 / trial.task.num_classes
+        per_class = [guess] * trial.task.num_classes
+        last = {"round": [cell.rounds], "accuracy": [guess], "loss": [None], "per_class": per_class}
+        return {"cell": asdict(cell), "diverged": True, **last, "per_tier": [guess] * 3}
     classes = [record.per_class for record in history.records[-LAST:]]
     per_class = np.array(classes, dtype=float).mean(axis=0)
     return {
@@ -119,7 +176,17 @@ def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
         "per_class": per_class.round(6).tolist(),
         "per_tier": [round(float(shares @ per_class), 6) for shares in tier_labels(trial)],
         "virtual_time": history.records[-1].time,
+        **attackers_part(trial, history),
     }
+
+
+def attackers_part(trial: Trial, history: History) -> dict[str, float]:
+    """Return the attackers' part of all uploads and of all weight."""
+    if trial.adversary is None:
+        return {}
+    theirs = np.isin(history.clients, trial.adversary.attackers(trial.task.num_clients, trial.seed))
+    weight = np.where(theirs, history.weights, 0).sum(axis=1).mean()
+    return {"attackers_uploads": round(float(theirs.mean()), 6), "attackers_weight": round(float(weight), 6)}
 
 
 def tier_labels(trial: Trial) -> NDArray[np.float64]:

@@ -90,7 +90,8 @@ def _several(results: Results) -> bool:
     return len({cell.seed for cell in results}) > 1
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
 
 
@@ -125,7 +126,7 @@ def calibration(results: Results) -> str:
             rows.append([f"{rounds:,}", *(f"{value:.1f}" for value in (*ours, *off))])
         header = ["rounds", *(f"N/K = {c.ratio}, {beta_name(c.beta)}" for c in runs)]
         header += ["mean distance"] if known else []
-        lines += [f"**{dataset}**", "", *_markdown(header, rows), ""]
+        lines += [f"**{dataset}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
 
 
@@ -164,7 +165,7 @@ def table1(results: Results) -> str:
                 row.append("" if method == "fedhist" else gaps)
             rows.append(row)
         header = ["method", *map(beta_name, betas), *(["FedHist minus it"] if several else [])]
-        lines += [f"**{dataset}, N/K = {ratio}**", "", *_markdown(header, rows), ""]
+        lines += [f"**{dataset}, N/K = {ratio}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
 
 
@@ -186,7 +187,7 @@ def table2(results: Results, target: float = 0.4) -> str:
             missed = f", {len(own) - len(reached)} never" if len(reached) < len(own) else ""
             row.append(f"{shown(reached, 0)}{missed}, {shown(ratios, 2)}×{paper}")
         rows.append(row)
-    return "\n".join(_markdown(["method", *map(beta_name, betas)], rows))
+    return "\n".join(markdown(["method", *map(beta_name, betas)], rows))
 
 
 def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[[Mapping[str, Any]], float]) -> str:
@@ -195,7 +196,7 @@ def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[
         [name, *(shown(by_seed(results, measure, method=m, ratio=r, beta=b).values()) for r, b in columns)]
         for name, m in methods.items()
     ]
-    return "\n".join(_markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
+    return "\n".join(markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
 
 
 def figure4(results: Results) -> str:
@@ -251,7 +252,7 @@ def tuned(results: Results) -> str:
                 row.append("" if method == "fedhist" else _gap(hist, own))
         rows.append(row)
     header = [text for r in ratios for text in (f"N/K = {r}", *(["FedHist minus it"] if several else []))]
-    lines = ["Test accuracy:", "", *_markdown(["method", *header], rows)]
+    lines = ["Test accuracy:", "", *markdown(["method", *header], rows)]
     for ratio in ratios:
         rows = []
         for name, method in TUNED.items():
@@ -262,7 +263,7 @@ def tuned(results: Results) -> str:
             best = chosen.get((method, ratio))
             rows.append([name, *(f"**{text}**" if lr == best else text for lr, text in tried.items())])
         header = ["method", *(f"lr {lr:g}" for lr in rates)]
-        lines += ["", f"Accuracy on held-back training data, N/K = {ratio}:", "", *_markdown(header, rows)]
+        lines += ["", f"Accuracy on held-back training data, N/K = {ratio}:", "", *markdown(header, rows)]
     return "\n".join(lines)
 
 
@@ -280,7 +281,7 @@ def sensitivity(results: Results) -> str:
                     row.append("" if spec == "fedhist" else _gap(own, default))
             rows.append(row)
     header = [text for r in ratios for text in (f"N/K = {r}", *(["minus defaults"] if several else []))]
-    return "\n".join(_markdown(["", "FedHist with", *header], rows))
+    return "\n".join(markdown(["", "FedHist with", *header], rows))
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {

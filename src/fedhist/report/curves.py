@@ -39,13 +39,15 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
         seeds = len(runs[runs.methods[0]])
         axes.set_title(
             f"{first.task}, K = {first.clients.shape[1]}, mean staleness {first.staleness.mean():.1f}, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}"
+            f"{seeds} seed{'s' if seeds > 1 else ''}",
+            parse_math=False,
         )
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy (%)")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
+        for text in axes.legend(frameon=False, loc="lower right").get_texts():
+            text.set_parse_math(False)  # names are whatever a file says
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.lstrip(".") or "png")

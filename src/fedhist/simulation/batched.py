@@ -198,9 +198,7 @@ class BatchedRounds:
         self.runs, self.device = runs, device
         self._rounds, self._first = runs[0].schedule.rounds, 1
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture_wanted = device.type == "cuda" and all(
-            run.strategy.capturable() and vars(type(run.method.objective)).get("branch_free", False) for run in runs
-        )
+        self._capture_wanted = device.type == "cuda" and all(run.capturable() for run in runs)
         with self._on_device():
             self._streams = [torch.cuda.Stream() for _ in range(STREAMS)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
@@ -275,7 +273,8 @@ class BatchedRounds:
         }
         deltas, norms, lengths = zip(*(by_run[i] for i in range(len(self.runs))), strict=True)
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
-        weights = self._side_by_side([partial(self._close, i, deltas[i], facts[i]) for i in range(len(self.runs))])
+        closed = [partial(self._close, i, deltas[i], norms[i], facts[i]) for i in range(len(self.runs))]
+        weights, norms = zip(*self._side_by_side(closed), strict=True)
         for table, parts in ((self._weights, weights), (self._norms, norms), (self._lengths, lengths)):
             table.index_copy_(0, self._done, torch.cat(parts)[None].to(table.dtype))
         self._done += 1
@@ -300,13 +299,16 @@ class BatchedRounds:
             main.wait_stream(side)
         return results
 
-    def _close(self, i: int, deltas: Tensor, facts: Tensor) -> Tensor:
-        """Let one run's server aggregate; return the weights it gave."""
+    def _close(self, i: int, deltas: Tensor, norms: Tensor, facts: Tensor) -> tuple[Tensor, Tensor]:
+        """Let one run's server aggregate; return the weights it gave, and how long the uploads were that it saw."""
         run = self.runs[i]
         staleness, clients, sizes = facts
-        run.aggregate(Arrivals(deltas, staleness, clients, sizes, validate=False))
+        arrivals = run.as_sent(Arrivals(deltas, staleness, clients, sizes, validate=False), self._done)
+        if run.attack is not None:
+            norms = torch.linalg.vector_norm(arrivals.deltas, dim=1)
+        run.aggregate(arrivals)
         weights = run.strategy.last_weights
-        return deltas.new_full((len(deltas),), torch.nan) if weights is None else weights
+        return (torch.full_like(norms, torch.nan) if weights is None else weights), norms
 
     def evaluate(self) -> list[Evaluation]:
         """Evaluate all runs' models, those of a group at once, and bring the weights given since home."""

@@ -124,6 +124,7 @@ class Checkpoints:
         self.folder, self.trials = Path(folder), trials
         self.every = number("checkpoint_every", every, 0)
         self._last, self._cost = time.perf_counter(), 0.0
+        self._failing = False
         self._described: dict[int, dict[str, Any]] = {}
         files = sorted(self.folder.glob("runs-*.safetensors"))
         if files and not resume:
@@ -192,22 +193,22 @@ class Checkpoints:
         self._last, self._cost = time.perf_counter(), (vectors + memory) / WRITTEN
         return Keeper(self, runs, places, trainer, rounds, saved)
 
-    def write(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any], started: float) -> bool:
-        """Write a file and return whether that worked."""
+    def write(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any], started: float) -> None:
+        """Write a file; if that does not work, say so and go on."""
         try:
             snapshot.write(self.folder / name, KIND, tensors, state)
+            self._failing = False
         except OSError as error:
-            warnings.warn(
-                f"the checkpoint after round {state['round']} could not be written to {self.folder} "
-                f"({error.strerror or error}); the one before is still there.",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-            return False
-        finally:
-            self._last = time.perf_counter()
-            self._cost = self._last - started
-        return True
+            if not self._failing:  # once is enough, until it has worked again
+                warnings.warn(
+                    f"the checkpoint after round {state['round']} could not be written to {self.folder} "
+                    f"({error.strerror or error}); the run goes on, and the one before is still there.",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+            self._failing = True
+        self._last = time.perf_counter()
+        self._cost = self._last - started
 
 
 class Keeper:
@@ -366,6 +367,7 @@ def described(trial: Trial) -> dict[str, Any]:
         "server_lr": trial.server_lr,
         "concurrency": trial.concurrency,
         "eval_every": trial.eval_every,
+        "attack": None if trial.adversary is None else repr(trial.adversary),
         "faults": None if trial.faults is None else repr(trial.faults),
         "bad_updates": trial.bad_updates,
         "max_norm_ratio": trial.max_norm_ratio,

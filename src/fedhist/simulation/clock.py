@@ -68,6 +68,8 @@ def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, ro
         int(clients.max()) < num_clients,
         f"the recorded schedule knows client {clients.max()}, the task has {num_clients} clients.",
     )
+    ordered = np.sort(clients, axis=1)
+    require(not (ordered[:, 1:] == ordered[:, :-1]).any(), "the recorded schedule has a client twice in one round.")
     versions = np.arange(1, rounds + 1)[:, None] - staleness + 1
     require(
         bool((staleness >= 1).all() and (versions >= 1).all()),

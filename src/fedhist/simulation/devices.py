@@ -183,11 +183,12 @@ class SlowGroup:
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the underlying times, longer for the group."""
-        times = self.others.mean_times(num_clients, seed).copy()
-        for client in set(self.clients):
+        slow = np.zeros(num_clients, bool)
+        for client in self.clients:
             require(0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}.")
-            times[client] /= self.speed
-        return times
+            slow[client] = True
+        times = self.others.mean_times(num_clients, seed)
+        return np.where(slow, times / self.speed, times)
 
 
 DEVICES: Mapping[str, Callable[..., Devices]] = {

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, unknown, whole
+from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.screening import MAX_NORM_RATIO
+from fedhist.simulation.attacks import Attack
 from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.checkpoint import EVERY, LIVE, Checkpoints, Keeper
 from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.faults import Faults
 from fedhist.simulation.live import LiveRounds
-from fedhist.simulation.memory import available, in_waves, needed
+from fedhist.simulation.memory import available, check_schedule, in_waves, needed
 from fedhist.simulation.queued import QueuedRounds
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial, sameness
@@ -86,6 +87,7 @@ def simulate(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     on_round: OnRound | None = None,
@@ -113,6 +115,7 @@ def simulate(
         faults=faults,
         bad_updates=bad_updates,
         max_norm_ratio=max_norm_ratio,
+        attack=attack,
     )
     return simulate_many(
         [trial],
@@ -140,6 +143,7 @@ def compare(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
@@ -195,6 +199,7 @@ def compare(
             faults=faults,
             bad_updates=bad_updates,
             max_norm_ratio=max_norm_ratio,
+            attack=attack,
         )
         for method in chosen
         for seed, own in tasks.items()
@@ -312,6 +317,7 @@ def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
         shape = trial.task.num_clients, trial.k, trial.rounds
         key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
         if key not in made:
+            check_schedule(trial.rounds, trial.k)
             if trial.schedule is None:
                 schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
             else:
@@ -361,7 +367,7 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.") from None
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {shown(device)}.") from None
     require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
     if chosen.type == "cpu":
         return [chosen]

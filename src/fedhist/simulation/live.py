@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,7 +107,10 @@ class _Live:
     def _judged(self, start: Start, round_: int, others: Sequence[float]) -> tuple[Tensor, float]:
         """Return an upload that may be let in, and its length; raise if it may not."""
         trial = self.run.trial
-        honest = Received(self.computed[start.number], start.client, start.version)
+        sent = self.computed[start.number]
+        if self.run.attack is not None and not self.run.attack.colludes:
+            sent = self.run.as_sent(self._arrivals(sent[None], [start], round_), torch.tensor(round_ - 1)).deltas[0]
+        honest = Received(sent, start.client, start.version)
         kind = None if trial.faults is None else trial.faults.kind(trial.seed, start.client, start.number)
         if kind == "lost":
             raise _Lost("it was lost")
@@ -150,14 +154,14 @@ class _Live:
 
     def _close(self, round_: int, good: Sequence[tuple[Start, Tensor, float]]) -> None:
         run, row, starts = self.run, round_ - 1, [start for start, _, _ in good]
-        deltas = torch.stack([delta for _, delta, _ in good])
         schedule = run.schedule
         schedule.clients[row] = [start.client for start in starts]
         schedule.staleness[row] = [round_ - start.version + 1 for start in starts]
         schedule.arrived[row] = [start.time for start in starts]
-        facts = schedule.staleness[row], schedule.clients[row], run.task.sizes[schedule.clients[row]]
-        staleness, clients, sizes = (torch.tensor(fact, device=run.device) for fact in facts)
-        run.aggregate(Arrivals(deltas, staleness, clients, sizes, validate=False))
+        arrivals = self._arrivals(torch.stack([delta for _, delta, _ in good]), starts, round_)
+        if run.attack is not None and run.attack.colludes:
+            arrivals = run.as_sent(arrivals, torch.tensor(row))
+        run.aggregate(arrivals)
         if run.strategy.last_weights is not None:
             run.history.weights[row] = run.strategy.last_weights.cpu().numpy()
         if not bool(torch.isfinite(run.model.sum())):
@@ -167,6 +171,13 @@ class _Live:
             self._hold(round_ + 1)
             self._settle(start)
         self.clock.close(starts, round_)
+
+    def _arrivals(self, deltas: Tensor, starts: Sequence[Start], round_: int) -> Arrivals:
+        clients = np.array([start.client for start in starts])
+        versions = np.array([start.version for start in starts])
+        facts = round_ - versions + 1, clients, self.run.task.sizes[clients]
+        staleness, ids, sizes = (torch.from_numpy(fact).to(deltas.device) for fact in facts)
+        return Arrivals(deltas, staleness, ids, sizes, validate=False)
 
     def state(self, round_: int) -> dict[str, Tensor]:
         """Return what the rounds after `round_` need."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedhist.errors import InvalidInput
+from fedhist.errors import InvalidInput, require
 from fedhist.simulation.batched import BLOCK, TABLE
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
@@ -34,8 +34,10 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, pe
         "model versions": (plan.num_slots + 2) * vector,
         "the strategy's memory": strategy_bytes(trial),
         "uploads": (rounds_of_uploads + 1) * schedule.k * vector,  # and a strategy's copy of them
-        "the schedule": 8 * 6 * schedule.clients.size,
+        "the schedule": schedule_bytes(schedule.rounds, schedule.k),
     }
+    if trial.adversary is not None:
+        parts["the attack"] = 12 * schedule.k * vector  # noise is made in float64, in several steps
     if objective.uses_previous:
         holders = task.num_clients if trainer == "batched" else len(set(schedule.clients.ravel().tolist()))
         parts["clients' last models"] = holders * vector
@@ -45,6 +47,19 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, pe
         steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
         parts["batches"] = 12 * min(BLOCK * schedule.k * steps * size, TABLE)
     return parts
+
+
+def schedule_bytes(rounds: int, k: int) -> int:
+    """Return the size of the tables of all uploads: who, when, how stale, of what weight."""
+    return 8 * 6 * rounds * k
+
+
+def check_schedule(rounds: int, k: int) -> None:
+    """Raise unless the tables of so many uploads fit into memory, before they are made."""
+    total, free = schedule_bytes(rounds, k), SHARE * available(torch.device("cpu"))
+    require(
+        total <= free, f"rounds={rounds} of k={k} uploads need {_size(total)} of memory and {_size(free)} can be used."
+    )
 
 
 def strategy_bytes(trial: Trial) -> int:

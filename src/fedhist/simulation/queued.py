@@ -82,9 +82,10 @@ class QueuedRounds:
         # Copies, so that a strategy that changes its arguments changes nobody else's.
         facts = run.schedule.staleness[row], clients, run.sizes[row]
         staleness, ids, sizes = (torch.tensor(fact, device=run.device) for fact in facts)
-        norms, length = torch.linalg.vector_norm(uploads, dim=1), torch.linalg.vector_norm(run.model)
+        arrivals = run.as_sent(Arrivals(uploads, staleness, ids, sizes, validate=False), torch.tensor(row))
+        norms, length = torch.linalg.vector_norm(arrivals.deltas, dim=1), torch.linalg.vector_norm(run.model)
         run.look_at(round_, norms.cpu().numpy()[None], length.cpu().numpy()[None])
-        run.aggregate(Arrivals(uploads, staleness, ids, sizes, validate=False))
+        run.aggregate(arrivals)
         if run.strategy.last_weights is not None:
             run.history.weights[row] = run.strategy.last_weights.cpu().numpy()
         if not bool(torch.isfinite(run.model.sum())):

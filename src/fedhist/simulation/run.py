@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record
+from fedhist.noise import keyed
 from fedhist.screening import REMEMBERED, Norms
+from fedhist.simulation.attacks import poisoned
 from fedhist.simulation.checkpoint import outside_buffers
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
@@ -37,6 +40,7 @@ class Run:
             schedule = Schedule(schedule.num_clients, *tables)
         self.trial, self.schedule, self.plan, self.device = trial, schedule, plan, device
         self.method, self.seed, self.task, self.local = trial.method, trial.seed, trial.task, trial.local
+        self.attack = trial.adversary
         self.sizes = self.task.sizes[schedule.clients]  # (rounds, K): examples behind each upload
         layout = self.task.layout
         self.strategy = copy.deepcopy(self.method.strategy).seeded(self.seed)
@@ -59,6 +63,17 @@ class Run:
             arrived=schedule.arrived,
             weights=np.full(schedule.clients.shape, np.nan, np.float32),
         )
+        if self.attack is not None:
+            self.task = poisoned(self.task, self.attack, self.seed)
+            who = self.attack.attackers(self.task.num_clients, self.seed)
+            told = {"time": 0.0, "round": 0, "event": "attack", "attack": repr(self.attack), "clients": who.tolist()}
+            self.history.events.append(told)
+            self._attackers = torch.from_numpy(np.isin(np.arange(self.task.num_clients), who)).to(device)
+
+    def capturable(self) -> bool:
+        """Return whether a CUDA graph may replay what this run does in a round."""
+        pure = [type(each) for each in (self.method.objective, self.attack) if each is not None]
+        return self.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
 
     def aggregate(self, arrivals: Arrivals) -> None:
         """Let the strategy turn a round's uploads into the next model."""
@@ -74,6 +89,15 @@ class Run:
         """Keep an event for the history."""
         if len(self.history.events) < MOST_EVENTS:
             self.history.events.append({"time": time, "round": round_, "event": event, **more})
+
+    def as_sent(self, arrivals: Arrivals, done: Tensor) -> Arrivals:
+        """Return the uploads that attackers have had their hands on, after `done` rounds."""
+        if self.attack is None:
+            return arrivals
+        versions = done - arrivals.staleness + 2
+        keys = keyed(self.seed, arrivals.clients, versions)  # like batches: nothing to keep, and one for each upload
+        attacking = self._attackers.index_select(0, arrivals.clients)[:, None]
+        return replace(arrivals, deltas=self.attack.uploads(arrivals.deltas, attacking, keys), validate=False)
 
     def diverged(self, round_: int, what: str) -> None:
         """Take note that the run has left the numbers; it is not looked at again, and runs beside it go on."""

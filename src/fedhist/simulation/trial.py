@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, positive, require, whole
+from fedhist.errors import InvalidInput, rate, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
 from fedhist.screening import MAX_NORM_RATIO, Screen
+from fedhist.simulation.attacks import Attack, as_attack
 from fedhist.simulation.clock import Schedule, recorded_schedule
 from fedhist.simulation.devices import Devices, LogNormal
 from fedhist.simulation.faults import Faults
@@ -63,6 +64,8 @@ class Trial:
         "clip" it if only its length is wrong, or "stop".
     max_norm_ratio
         How many times as long as usual, and as the model, an upload may be.
+    attack
+        What some of the clients do, such as ``SignFlip(share=0.2)`` or "sign-flip:share=0.2"; by default nobody does.
     """
 
     strategy: Strategy | str | Method
@@ -80,8 +83,10 @@ class Trial:
     faults: Faults | None = field(default=None, kw_only=True)
     bad_updates: str = field(default="reject", kw_only=True)
     max_norm_ratio: float = field(default=MAX_NORM_RATIO, kw_only=True)
+    attack: Attack | str | None = field(default=None, kw_only=True)
 
     method: Method = field(init=False, repr=False)
+    adversary: Attack | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, Task):
@@ -91,7 +96,7 @@ class Trial:
         whole("rounds", self.rounds, 1)
         whole("seed", self.seed)
         whole("eval_every", self.eval_every, 1)
-        positive("server_lr", self.server_lr)
+        rate("server_lr", self.server_lr)
         Screen(self.bad_updates, self.max_norm_ratio)
         require(
             self.faults is None or isinstance(self.faults, Faults),
@@ -106,6 +111,10 @@ class Trial:
             require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
             recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
+        object.__setattr__(self, "adversary", as_attack(self.attack))
+        if self.adversary is not None:
+            self.adversary.attackers(self.task.num_clients, self.seed)
 
     def __str__(self) -> str:
-        return f"{self.method.name}, seed {self.seed}"
+        attack = "" if self.adversary is None else f", {self.adversary}"
+        return f"{self.method.name}, seed {self.seed}{attack}"

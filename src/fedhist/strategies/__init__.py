@@ -6,7 +6,22 @@ from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.fedhist import FedHist
 from fedhist.strategies.private import Private
 from fedhist.strategies.refl import REFL
+from fedhist.strategies.robust import CoordinateMedian, Defence, Krum, NormClip, TrimmedMean
 from fedhist.strategies.twafl import TWAFL
 from fedhist.strategies.wkafl import WKAFL
 
-__all__ = ["REFL", "TWAFL", "WKAFL", "DynSGD", "FedAvg", "FedHist", "Private", "Strategy"]
+__all__ = [
+    "REFL",
+    "TWAFL",
+    "WKAFL",
+    "CoordinateMedian",
+    "Defence",
+    "DynSGD",
+    "FedAvg",
+    "FedHist",
+    "Krum",
+    "NormClip",
+    "Private",
+    "Strategy",
+    "TrimmedMean",
+]

@@ -115,14 +115,32 @@ class Strategy(nn.Module):
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
     def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
-        """Normalise `weights`, remember them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4)."""
+        """Normalise `weights`, remember them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4).
+
+        A :meth:`forward` of your own that calls this, or :meth:`average`, can be defended against attackers.
+        """
         require(
             isinstance(weights, Tensor) and weights.shape == deltas.shape[:1],
             f"{type(self).__name__}.weights() must return a tensor of shape ({len(deltas)},), "
             f"got {getattr(weights, 'shape', type(weights).__name__)}.",
         )
         self.last_weights = normalised(weights)
-        return self.last_weights.to(deltas.dtype) @ deltas
+        return self.average(self.last_weights, deltas)
+
+    def average(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        """Return `Σ p_i g_i`. Here, and nowhere else, defences (:mod:`fedhist.strategies.robust`) step in."""
+        return weights.to(vectors.dtype) @ vectors
+
+    @property
+    def averages_plainly(self) -> bool:
+        """Whether :meth:`average` is the mean, so that a faster way to the same result may be taken."""
+        return getattr(self.average, "__func__", None) is Strategy.average
+
+    def mean_length(self, lengths: Tensor) -> Tensor:
+        """Return the mean length of the uploads: a defence of the average without it would guard directions alone."""
+        if self.averages_plainly:
+            return lengths.mean()
+        return self.average(torch.full_like(lengths, 1 / len(lengths)), lengths[:, None])[0]
 
 
 def widen(strategy: Strategy) -> None:

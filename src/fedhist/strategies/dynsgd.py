@@ -35,4 +35,4 @@ class DynSGD(Strategy):
         if self.normalise:
             return super().forward(arrivals)
         self.last_weights = self.weights(arrivals) / len(arrivals)
-        return self.last_weights.to(arrivals.deltas.dtype) @ arrivals.deltas
+        return self.average(self.last_weights, arrivals.deltas)

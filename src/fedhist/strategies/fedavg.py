@@ -39,5 +39,5 @@ class FedAvg(Strategy):
         mean = super().forward(arrivals)
         if not self.ina:
             return mean
-        length, norm = arrivals.deltas.norm(dim=1).mean(), mean.norm()
+        length, norm = self.mean_length(arrivals.deltas.norm(dim=1)), mean.norm()
         return mean * torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)

@@ -198,7 +198,11 @@ class FedHist(Strategy):
             self._remember(arrivals, fused_norms if self.remember_fused else norms, slots, now)
             self._judge(oldest, seen.judged, seen.length)
 
-        if partner is None or to_the_letter:
+        if not self.averages_plainly:
+            summed = g if partner is None or to_the_letter else self._fused(g, partner)
+            aggregate = self.average(torch.ones_like(p) if to_the_letter else p, summed)
+            norm = aggregate.norm()
+        elif partner is None or to_the_letter:
             norm = aggregate.norm()
         else:
             # Σ p_i (g_i + α G_j*(i)), Eqs. 4 and 7, without ever forming the fused uploads
@@ -250,13 +254,17 @@ class FedHist(Strategy):
     def _length(self, norms: Tensor, fused_norms: Tensor, p: Tensor) -> Tensor:
         """Return the length that INA restores, the second factor of Eq. 15."""
         if self.ina_norms == "weighted":
-            return p.to(norms.dtype) @ norms
-        return (fused_norms if self.ina_norms == "fused" else norms).mean()
+            return self.average(p, norms[:, None])[0]
+        return self.mean_length(fused_norms if self.ina_norms == "fused" else norms)
+
+    def _fused(self, g: Tensor, partner: Tensor) -> Tensor:
+        """Return `g̃_i = g_i + α G_j*(i)` (Eq. 7)."""
+        return g + self.alpha * self.global_updates[partner].to(g.dtype)
 
     def _to_keep(self, g: Tensor, partner: Tensor | None) -> Tensor:
         """Return what `L` keeps of the uploads if not the uploads themselves."""
         if self.remember_fused and partner is not None:
-            g = g + self.alpha * self.global_updates[partner].to(g.dtype)  # Eq. 7
+            g = self._fused(g, partner)
         return g if self.sketch is None else sketched(g, self.signs, self.fresh_sums.shape[1])
 
     def _remember(self, arrivals: Arrivals, norms: Tensor, slots: Tensor, now: Tensor) -> None:

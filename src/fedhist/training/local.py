@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import number, positive, require, whole
+from fedhist.errors import number, rate, require, whole
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class LocalSGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
+        rate("lr", self.lr)
         whole("steps", self.steps, 1)
         whole("batch_size", self.batch_size, 1)
         if self.epochs is not None:
             whole("epochs", self.epochs, 1)
-        number("weight_decay", self.weight_decay, 0)
+        if number("weight_decay", self.weight_decay, 0) > 0:
+            rate("weight_decay", self.weight_decay)
         require(0 <= number("momentum", self.momentum) < 1, f"momentum must lie in [0, 1), got {self.momentum}.")
 
     def steps_for(self, num_examples: int) -> int:
