@@ -1,7 +1,7 @@
 """What MkDocs needs to know of this repository: pages from outside docs/, tables from the code, links between all.
 
-Documents are plain Markdown whose links follow the folders of the repository, so that they also work where the files are
-read as they are. Here the links are turned into those of the site.
+Documents are plain Markdown whose links follow the folders of the repository, so that they also work where the files
+are read as they are. Here the links are turned into those of the site.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Fill in what is made from the code, and let links follow the site."""
     for marker, make in reference.PARTS.items():
         if marker in markdown:
@@ -60,6 +60,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return re.sub(r"\]\((?P<path>[\w./-]+)(?P<anchor>#[^)]*)?\)", relinked, markdown)
 
 
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_content(html: str, **_: object) -> str:
     """Take the roles out of docstrings, which are written for the terminal as well."""
     return re.sub(r":(?:class|func|meth|attr|mod):(?=<code>)", "", html)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import fedhist
-from fedhist.methods import METHODS
+from fedhist.methods import DEFENCES, METHODS
 from fedhist.settings import Settings
+from fedhist.simulation.attacks import ATTACKS
 from fedhist.simulation.devices import DEVICES
 from fedhist.simulation.faults import Faults
 
@@ -48,6 +49,7 @@ def options(make: Callable[..., Any]) -> list[list[str]]:
             told.get(name, ""),
         ]
         for name, parameter in inspect.signature(make).parameters.items()
+        if name != "inner"  # what a defence guards is named before it
     ]
 
 
@@ -89,13 +91,28 @@ def methods() -> str:
     return sections({name: (f"{entry.label}: {entry.title}.", entry.make) for name, entry in METHODS.items()})
 
 
-def devices() -> str:
-    """Return the device models that can be named, with their options."""
+def named(things: Mapping[str, Callable[..., Any]]) -> str:
+    """Return a table with one line for each thing that can be named, and its options."""
     rows = []
-    for name, make in DEVICES.items():
-        defaults = ", ".join(f"`{option}`{default and ' = '}{default}" for option, default, _ in options(make))
-        rows.append([f"`{name}`", first_sentence(make), defaults.replace("` = `", "=")])
+    for name, make in things.items():
+        taken = [f"`{option[1:-1]}={default[1:-1] or '…'}`" for option, default, _ in options(make)]
+        rows.append([f"`{name}`", first_sentence(make), ", ".join(taken)])
     return table(["name", "what it means", "options and defaults"], rows)
+
+
+def devices() -> str:
+    """Return the device models that can be named."""
+    return named(DEVICES)
+
+
+def attacks() -> str:
+    """Return the attacks that can be named."""
+    return named(ATTACKS)
+
+
+def defences() -> str:
+    """Return the defences that can be named."""
+    return named(DEFENCES)
 
 
 def faults() -> str:
@@ -113,8 +130,9 @@ GROUPS = {
 
 def api() -> str:
     """Return directives for mkdocstrings, one for each public name."""
-    titles = {"strategies": "Strategies", "objectives": "Objectives", "data": "Data", "errors": "Errors"}
+    titles = {"strategies.robust": "Defences", "strategies": "Strategies", "objectives": "Objectives", "data": "Data"}
     titles |= {"simulation.devices": "Devices", "simulation.clock": "Schedules", "simulation.faults": "Faults"}
+    titles |= {"simulation.attacks": "Attacks", "errors": "Errors"}
     groups = {title: list(names) for title, names in GROUPS.items()}
     for name in fedhist.__all__:
         if not any(name in names for names in groups.values()):
@@ -136,6 +154,6 @@ def examples() -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     f"<!-- made from the code: {make.__name__} -->": make
-    for make in (settings, methods, devices, faults, api, examples)
+    for make in (settings, methods, devices, faults, attacks, defences, api, examples)
 }
 """Markers in documents, and what takes their place."""
