@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhist.errors import in_a_sentence
+from fedhist.methods import as_method
 from fedhist.paper.__main__ import main
 from fedhist.paper.cells import Cell, Experiment, Scale
-from fedhist.paper.tables import Results, by_seed, final, label, markdown, shown
+from fedhist.paper.tables import Results, by_seed, final, markdown, shown
 
 METHODS = ("fedavg", "refl", "fedhist")
 DEFENCES = ("", " + norm-clip", " + median", " + trimmed", " + krum")
@@ -78,7 +79,9 @@ def accuracies(results: Results, methods: Sequence[str], attacks: Mapping[str, s
         best = max((mean for (_, other), mean in means.items() if other == attack), default=None)
         return f"**{text}**" if means.get((method, attack), -1) == best else text
 
-    return "\n".join(markdown(["", *attacks], ([label(m), *(cell(m, a) for a in attacks.values())] for m in methods)))
+    return "\n".join(
+        markdown(["", *attacks], ([as_method(m).name, *(cell(m, a) for a in attacks.values())] for m in methods))
+    )
 
 
 def emphasis(result: Mapping[str, Any]) -> float:
@@ -92,7 +95,10 @@ def weights(results: Results, methods: Iterable[str], attacks: Mapping[str, str 
     attacks = {name: attack for name, attack in attacks.items() if attack is not None}
     known = {cell: result for cell, result in results.items() if "attackers_weight" in result}
     rows = (
-        [label(m), *(shown(by_seed(known, emphasis, method=m, attack=a).values(), 2) for a in attacks.values())]
+        [
+            as_method(m).name,
+            *(shown(by_seed(known, emphasis, method=m, attack=a).values(), 2) for a in attacks.values()),
+        ]
         for m in methods
     )
     return "\n".join(markdown(["", *attacks], rows))

@@ -37,7 +37,8 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "FedHist" in result.stdout and "Results are in a." in result.stdout
     assert "round 6/6: FedHist" in result.stderr
-    names = {"arrivals.npz", "config.toml", "history.jsonl", "model.safetensors", "summary.json"}
+    names = {"arrivals.npz", "clients.npz", "config.toml", "history.jsonl", "model.safetensors", "summary.json"}
+    names.add("traces.npz")
     assert {p.name for p in (tmp_path / "a").iterdir()} == names
     history = fh.History.load(tmp_path / "a")
     assert history.round == [3, 6]
@@ -100,6 +101,27 @@ def test_attack_and_defence(tmp_path: Path) -> None:
     wrong = fedhist("run", "--attack", "sign-flop:share=0.2", *QUICK, cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr == "Error: unknown attack 'sign-flop': did you mean 'sign-flip'?\n"
+
+
+def test_report_is_made_from_runs(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="Plotly is not installed")
+    for name, method in (("a", "fedhist"), ("b", "fedavg")):
+        assert (
+            fedhist("run", *QUICK, "--strategy", method, "--quiet", "--out", f"runs/{name}", cwd=tmp_path).returncode
+            == 0
+        )
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "summary.json").write_text("{")
+    result = fedhist("report", "runs", "-o", "deep/page.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("Left out: runs/broken does not hold a complete run")
+    assert result.stdout.startswith("2 runs in deep/page.html (") and result.stdout.count("\n") == 1
+    page = (tmp_path / "deep" / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "2 runs of 2 methods" in page
+
+    nothing = fedhist("report", "deep", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("Error: there is no run in deep; give folders that fedhist run")
 
 
 def test_lists(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "document"}
+    names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         if block.startswith(NOT_RUN):
             assert len(block.splitlines()[0]) > len(NOT_RUN) + 10, "say why it is not run"
         else:
-            exec(compile(block, named(page), "exec"), names)
+            exec(compile(block, named(page), "exec", dont_inherit=True), names)
 
 
 def test_no_page_with_code_is_forgotten() -> None:
@@ -72,7 +72,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def mentioned(page: Path) -> Iterator[list[str]]:
     """Yield the arguments of every fedhist command in running text; they may be incomplete."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    for module, arguments in re.findall(r"`(?:python -m )?fedhist(\.paper|\.bench)?\s+([^`]+)`", text):
+    for module, arguments in re.findall(r"`(?:python -m )?fedhist(\.paper|\.bench)?\s+([a-z-][^`]*)`", text):
         yield [*([module[1:]] if module else []), *arguments.split()]
 
 
@@ -98,7 +98,8 @@ def test_commands_parse(page: Path) -> None:
         assert name in APP.commands, f"fedhist {name}"
         given = APP.commands[name].make_context(name, list(arguments)).params
         if name in ("run", "compare"):
-            settings = Settings.read(None, {key: given[key] for key in Settings.model_fields if key in given})
+            flags = {key: value for key, value in given.items() if key in Settings.model_fields and value != ()}
+            settings = Settings.read(None, flags)
             assert methods_of(settings) and devices_of(settings)
             faults_of(settings)
             as_attack(settings.attack)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedhist as fh
 from fedhist.arrays import read_arrays, write_arrays
@@ -19,12 +20,73 @@ def history(task: fh.Task) -> fh.History:
 
 def test_saves_and_loads(history: fh.History, tmp_path: Path) -> None:
     folder = history.save(tmp_path / "a")
-    assert sorted(p.name for p in folder.iterdir()) == ["arrivals.npz", "history.jsonl", "summary.json"]
+    names = ["arrivals.npz", "clients.npz", "history.jsonl", "summary.json", "traces.npz"]
+    assert sorted(p.name for p in folder.iterdir()) == names
     again = fh.History.load(folder)
     assert again.records == history.records
     for name in ("clients", "staleness", "arrived", "weights"):
         np.testing.assert_array_equal(getattr(again, name), getattr(history, name))
     assert again.summary() == history.summary()
+    for name in ("about_clients", "traces"):
+        kept, read = getattr(history, name), getattr(again, name)
+        assert list(kept) == list(read)
+        for key in kept:
+            np.testing.assert_array_equal(read[key], kept[key])
+
+
+def test_what_is_kept_of_the_clients(task: fh.Task, history: fh.History) -> None:
+    about, traces = history.about_clients, history.traces
+    assert about["id"].tolist() == list(range(8)) and about["labels"].tolist() == task.label_counts().tolist()
+    np.testing.assert_array_equal(about["time"], fh.LogNormal().mean_times(8, 2))
+    assert traces["round"].tolist() == [4, 8, 12]
+    assert traces["utility"].shape == (3, 8) and traces["lengths"].shape == (3, 2)
+    assert (np.diff(traces["lengths"], axis=0) > 0).all()
+    size = task.layout.size
+    assert (history.setting["parameters"], history.setting["bytes_per_upload"]) == (size, 4 * size)
+
+
+def test_of_many_clients_and_evaluations_a_sample_is_kept(
+    make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedhist.history.SAMPLE", 5)
+    monkeypatch.setattr("fedhist.simulation.run.TRACED", 3)
+    history = fh.simulate("fedhist", make_task(clients=9), k=3, rounds=11, eval_every=2)
+    assert history.about_clients["id"].tolist() == [0, 2, 4, 6, 8]
+    assert history.traces["round"].tolist() == [4, 8, 11] and history.traces["utility"].shape == (3, 5)
+    assert history.round == [2, 4, 6, 8, 10, 11]
+
+
+def test_traces_do_not_change_the_run(task: fh.Task) -> None:
+    class Silent(fh.FedHist):
+        def trace(self) -> dict[str, torch.Tensor]:
+            return {}
+
+    silent, traced = (fh.simulate(s, task, k=3, rounds=9, eval_every=2) for s in (Silent(), fh.FedHist()))
+    assert silent.traces == {} and len(traced.traces["round"]) == 5
+    assert silent.records == traced.records
+    assert silent.model is not None and traced.model is not None
+    assert all(torch.equal(silent.model[name], traced.model[name]) for name in traced.model)
+
+
+def test_a_trace_that_changes_its_shape(task: fh.Task) -> None:
+    class Growing(fh.FedAvg):
+        def trace(self) -> dict[str, torch.Tensor]:
+            self.size = getattr(self, "size", 0) + 1
+            return {"more": torch.zeros(self.size)}
+
+    with pytest.raises(fh.InvalidInput, match="must always tell vectors of the same names and lengths"):
+        fh.simulate(Growing(), task, k=3, rounds=4, eval_every=2)
+
+
+def test_runs_without_the_later_files_are_read(history: fh.History, tmp_path: Path) -> None:
+    folder = history.save(tmp_path)
+    for name in ("clients.npz", "traces.npz"):
+        (folder / name).unlink()
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["setting"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    again = fh.History.load(folder)
+    assert (again.setting, again.about_clients, again.traces) == ({}, {}, {})
 
 
 def test_file_contents(history: fh.History, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ ROOMS = {
         "snapshot", "strategies", "streams", "training",
     },
     "experiment": {"data", "errors", "history", "methods", "settings", "simulation", "strategies", "training"},
-    "report": {"files", "history"},
+    "report": {"errors", "files", "history", "settings"},
     "paper": {"data", "errors", "files", "history", "report", "simulation", "training"},
     "flower": {
         "arrays", "arrivals", "errors", "history", "methods", "noise", "screening", "snapshot", "strategies",

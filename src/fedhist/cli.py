@@ -217,6 +217,30 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
     console.print(table)
 
 
+@app.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write; one that is there is replaced.")] = Path(
+        "report.html"
+    ),
+    baseline: Annotated[
+        Optional[str],  # noqa: UP045 (a runtime value)
+        typer.Option(help="The method that others are tested against; FedHist, or the first there is, by default."),
+    ] = None,
+) -> None:
+    """Make one page with figures, tables and tests from runs; it opens without a network."""
+    from fedhist.report.page import write_report  # noqa: PLC0415
+
+    made = write_report(run_dirs, out, baseline)
+    for _, reason in made.left_out:
+        stderr.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    size = out.stat().st_size / 1e6
+    runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
+    console.print(
+        f"{runs} in {shown(out.resolve())} ({size:.1f} MB); open it in a browser.", highlight=False, soft_wrap=True
+    )
+
+
 PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     "add_help_option": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 from fedhist.arrays import read_arrays, write_arrays
 from fedhist.errors import FedHistError, number, reason, require, shown, unknown, whole
 from fedhist.files import parse_json, read_lines, read_text, whole_file
+
+SAMPLE = 1000
+"""Entries of a vector that are kept at most: of more clients, as many at even distances."""
+
+
+def sample(count: int) -> NDArray[np.int64]:
+    """Return which of so many clients are kept on record."""
+    return np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,12 @@ class History:
     """The final model's state dict, frozen parameters and buffers included."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What went otherwise than planned: nodes that came and went, uploads that were rejected and why."""
+    setting: dict[str, Any] = field(default_factory=dict)
+    """What the run was made with: plain values such as the number of clients, of parameters, of bytes an upload."""
+    about_clients: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """`id`, `labels` (examples of each class) and `time` (mean of one training), one row a client; see `sample`."""
+    traces: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What the strategy told of its memory, one row an evaluation, with the evaluations' `round`."""
 
     def __getattr__(self, name: str) -> list[Any]:
         if name in _COLUMNS:
@@ -93,6 +107,17 @@ class History:
         """Return the first evaluated round with at least this accuracy, or None."""
         return next((record.round for record in self.records if record.accuracy >= accuracy), None)
 
+    def trace(self, round_: int, told: Mapping[str, NDArray[Any]]) -> None:
+        """Append a row to :attr:`traces`; of long vectors a sample."""
+        told = {"round": np.asarray(round_), **told}
+        rows = {name: values[sample(len(values))] if values.ndim else values for name, values in told.items()}
+        before = self.traces or {name: row[None][:0] for name, row in rows.items()}
+        require(
+            {name: row.shape for name, row in rows.items()} == {name: each.shape[1:] for name, each in before.items()},
+            f"trace() of {self.method} must always tell vectors of the same names and lengths.",
+        )
+        self.traces = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
+
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the run as a whole."""
         uploads = self.clients >= 0
@@ -112,12 +137,14 @@ class History:
             "max_staleness": int(self.staleness.max()),
             "wall_seconds": self.wall_seconds,
             **({} if spent is None else {"epsilon": spent}),
+            "setting": self.setting,
         }
 
     def save(self, folder: str | Path) -> Path:
         """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder, each whole or not at all.
 
-        A run with events also has `events.jsonl`.
+        A run with events also has `events.jsonl`, one that knows its clients `clients.npz`, and one whose strategy
+        tells of its memory `traces.npz`.
         """
         folder = Path(folder)
         lines = "".join(json.dumps(record.line(), allow_nan=False) + "\n" for record in self.records)
@@ -140,8 +167,11 @@ class History:
             clients=self.clients.astype(np.int32),
             staleness=self.staleness.astype(np.int32),
             arrived=self.arrived,
-            weights=self.weights,
+            weights=self.weights.astype(np.float32),
         )
+        for name, table in (("clients", self.about_clients), ("traces", self.traces)):
+            if table:
+                write_arrays(folder / f"{name}.npz", **table)
         with whole_file(folder / "summary.json") as part:
             part.write_text(summary)
 
@@ -160,7 +190,8 @@ class History:
             )
             happened = folder / "events.jsonl"
             events = [_event(_object(line)) for line in read_lines(happened)] if happened.exists() else []
-            return cls(**summary, **arrivals, records=records, events=events)
+            about, traces = (_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            return cls(**summary, **arrivals, records=records, events=events, about_clients=about, traces=traces)
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
 
@@ -204,13 +235,27 @@ def _summary(said: dict[str, Any], rounds: int, k: int) -> dict[str, Any]:
         "task": _text("task", said.get("task")),
         "seed": whole("seed", said.get("seed"), 0),
         "wall_seconds": number("wall_seconds", said.get("wall_seconds"), 0),
+        "setting": _setting(said.get("setting", {})),
     }
+
+
+def _setting(said: object) -> dict[str, Any]:
+    """Return the setting of a run, or raise unless it is names and plain values."""
+    if not isinstance(said, dict):
+        raise ValueError(f"setting must be names and values, got {shown(said)}")
+    for name, value in said.items():
+        _text("a name", name)
+        _plain(name, value)
+    return said
 
 
 def _record(said: dict[str, Any]) -> Record:
     """Return an evaluation, or raise unless it is one."""
-    require(said.keys() == _COLUMNS, f"an evaluation must have {', '.join(sorted(_COLUMNS))} and nothing else")
-    loss, per_class = said["loss"], said["per_class"]
+    needed = _COLUMNS - {"epsilon"}  # which not every run has
+    require(
+        said.keys() - {"epsilon"} == needed, f"an evaluation must have {', '.join(sorted(needed))} and nothing else"
+    )
+    loss, per_class, epsilon = said["loss"], said["per_class"], said.get("epsilon")
     require(isinstance(per_class, list), f"per_class must be a list, got {shown(per_class)}")
     return Record(
         round=whole("round", said["round"], 1),
@@ -220,6 +265,7 @@ def _record(said: dict[str, Any]) -> Record:
         per_class=[None if each is None else number("per_class", each) for each in per_class],
         mean_staleness=number("mean_staleness", said["mean_staleness"], 0),
         max_staleness=whole("max_staleness", said["max_staleness"], 0),
+        epsilon=None if epsilon is None else number("epsilon", epsilon, 0),
     )
 
 
@@ -229,10 +275,17 @@ def _event(said: dict[str, Any]) -> dict[str, Any]:
     whole("round", said.get("round"), 0)
     _text("event", said.get("event"))
     for name, value in said.items():
-        if isinstance(value, str):
-            _text(name, value)
-        require(value is None or isinstance(value, (str, int, float)), f"{shown(name)} must be a plain value")
+        if isinstance(value, list):
+            require(all(isinstance(each, int) for each in value), f"{shown(name)} must be a list of clients")
+        else:
+            _plain(name, value)
     return {sys.intern(_text("a name", name)): value for name, value in said.items()}
+
+
+def _plain(name: str, value: object) -> None:
+    if isinstance(value, str):
+        _text(name, value)
+    require(value is None or isinstance(value, (str, int, float)), f"{shown(name)} must be a plain value")
 
 
 def _text(name: str, value: object) -> str:
@@ -240,6 +293,22 @@ def _text(name: str, value: object) -> str:
         raise ValueError(f"{shown(name)} must be a text, got {shown(value)}")
     value.encode()  # half a character, which JSON can hold, can be neither shown nor written
     return value
+
+
+def _table(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file, which must have a row each for the same things; none where it is not there."""
+    if not path.exists():
+        return {}
+    arrays = read_arrays(path)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    require(
+        all(shape and shape[0] > 0 for shape in shapes.values()) and len({shape[0] for shape in shapes.values()}) == 1,
+        f"{path.name} holds columns of different lengths",
+    )
+    for name, array in arrays.items():
+        fine = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+        require(fine, f"{path.name} holds no numbers in {shown(name)}")
+    return arrays
 
 
 _COLUMNS = frozenset(f.name for f in fields(Record))

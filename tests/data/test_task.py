@@ -30,6 +30,7 @@ def test_describes_itself() -> None:
     assert (task.num_clients, task.num_classes, task.layout.size) == (2, 3, 15)
     assert task.sizes.tolist() == [6, 6] and task.client(1).tolist() == [6, 7, 8, 9, 10, 11]
     assert task.label_counts().tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert task.label_counts([1]).tolist() == [[2, 2, 2]]
     assert repr(task) == "Task('custom', clients=2, examples=12, classes=3, parameters=15)"
 
 

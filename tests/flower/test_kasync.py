@@ -73,6 +73,7 @@ def test_the_first_k_make_the_model_and_only_they_get_it(grid: FakeGrid) -> None
     history = server.history
     assert [sorted(row) for row in history.clients.tolist()] == [[0, 1], [0, 1]]
     assert history.staleness.tolist() == [[1, 1], [1, 1]]
+    assert (history.setting["parameters"], history.setting["bytes_per_upload"]) == (8, 32)
     by_node = [message.metadata.dst_node_id for message in grid.sent]
     assert by_node.count(13) == 1  # sent once, and left in peace
     assert by_node.count(11) == by_node.count(12) == 2

@@ -128,8 +128,21 @@ class TestFedHist:
         for n, k, h in [(100, 10, 5), (1000, 10, 50), (10, 10, 1), (100, 100, 1)]:
             assert fh.FedHist().setup(n, k, 3).h == h
 
+    def test_lengths_before_and_after_ina_are_summed(self) -> None:
+        # Two equal weights: the mean (3, 4)/2 has length 2.5, the uploads have 3 and 4 and so 3.5 in the mean.
+        for strategy in (fh.FedHist(egs=False, haa=False), fh.FedAvg(ina=True)):
+            strategy.setup(9, 2, 2).double()
+            for _ in range(2):
+                strategy(arrive([[3, 0], [0, 4]], [1, 1], [0, 1]))
+            assert strategy.trace()["lengths"].tolist() == pytest.approx([5, 7])
+
+    def test_only_what_is_there_is_traced(self) -> None:
+        assert set(fh.FedHist().setup(9, 2, 5).trace()) == {"utility", "lengths"}
+        assert fh.FedHist(haa=False, ina=False).setup(9, 2, 5).trace() == {}
+        assert fh.FedAvg().setup(9, 2, 5).trace() == {}
+
     def test_memory_is_only_what_the_parts_need(self) -> None:
-        assert set(fh.FedHist(egs=False, haa=False).setup(9, 2, 5).state_dict()) == {"round"}
+        assert set(fh.FedHist(egs=False, haa=False, ina=False).setup(9, 2, 5).state_dict()) == {"round"}
         assert "uploads" not in fh.FedHist(haa=False).setup(9, 2, 5).state_dict()
         assert "global_updates" not in fh.FedHist(egs=False).setup(9, 2, 5).state_dict()
 

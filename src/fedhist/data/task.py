@@ -160,11 +160,13 @@ class Task:
         self._relabelled.append(task)
         return task
 
-    def label_counts(self) -> NDArray[np.int64]:
-        """Return how many examples of each class each client holds, ``(N, classes)``."""
-        owner = np.repeat(np.arange(self.num_clients), self.sizes)
-        flat = owner * self.num_classes + self.y.numpy()[self.examples]
-        return np.bincount(flat, minlength=self.num_clients * self.num_classes).reshape(-1, self.num_classes)
+    def label_counts(self, clients: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Return how many examples of each class each of the clients holds, or of some: ``(clients, classes)``."""
+        ids = np.arange(self.num_clients) if clients is None else np.asarray(clients)
+        examples = self.examples if clients is None else np.concatenate([self.client(i) for i in ids.tolist()])
+        owner = np.repeat(np.arange(len(ids)), self.sizes[ids])
+        flat = owner * self.num_classes + self.y.cpu().numpy()[examples]
+        return np.bincount(flat, minlength=len(ids) * self.num_classes).reshape(-1, self.num_classes)
 
     def __repr__(self) -> str:
         return (

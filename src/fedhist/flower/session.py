@@ -398,6 +398,15 @@ class Session:
             wall_seconds=self.now,
             model={name: torch.from_numpy(values) for name, values in self.wire.join(self.model, self.rest).items()},
             events=list(self.books.events),
+            setting={
+                "clients": len(self.books.clients.numbers),
+                "k": k,
+                "server_lr": self.options.server_lr,
+                "parameters": self.model.numel(),
+                "bytes_per_upload": sum(
+                    math.prod(shape) * np.dtype(kind).itemsize for kind, shape in self.wire.shapes.values()
+                ),
+            },
         )
 
     # ----------------------------------------------------------- evaluation

@@ -23,6 +23,7 @@ from fedhist.errors import DivergedError, FedHistError, number, reason, require,
 from fedhist.files import parse_json, read_lines, read_text, whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
+from fedhist.report.statistics import tier_shares
 from fedhist.simulation.engine import OnRound, devices_of, simulate_many
 from fedhist.simulation.trial import Trial
 
@@ -190,16 +191,9 @@ def attackers_part(trial: Trial, history: History) -> dict[str, float]:
 
 
 def tier_labels(trial: Trial) -> NDArray[np.float64]:
-    """Return the share of each class in the data of the fastest, the middle and the slowest third of the clients.
-
-    With the accuracy on each class it gives what a tier's clients would see on data like their own.
-    """
+    """Return the share of each class in the data of the fastest, the middle and the slowest third of the clients."""
     times = trial.devices.mean_times(trial.task.num_clients, trial.seed)
-    counts = trial.task.label_counts()
-    thirds = np.array_split(np.argsort(times, kind="stable"), 3)
-    sums = np.stack([counts[third].sum(axis=0) for third in thirds]).astype(float)
-    shares: NDArray[np.float64] = sums / np.maximum(sums.sum(axis=1, keepdims=True), 1)
-    return shares
+    return tier_shares(times, trial.task.label_counts())
 
 
 def _circumstances(took: float, batch: int, device: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, TUNED, Cell
+from fedhist.report.statistics import difference
 
 Results = Mapping[Cell, Mapping[str, Any]]
 
@@ -67,18 +68,6 @@ def shown(values: Iterable[float], digits: int = 1) -> str:
         return "–"
     spread = f" ± {statistics.stdev(listed):.{digits}f}" if len(listed) > 1 else ""
     return f"{statistics.fmean(listed):.{digits}f}{spread}"
-
-
-def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float] | None:
-    """Return the mean of a - b over common seeds and the half-width of its 95 % interval (paired t)."""
-    common = sorted(a.keys() & b.keys())
-    if len(common) < 2:
-        return None
-    from scipy import stats  # noqa: PLC0415 (half a second, and few need it)
-
-    gaps = [a[seed] - b[seed] for seed in common]
-    half = stats.t.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
-    return statistics.fmean(gaps), float(half)
 
 
 def _gap(a: Mapping[int, float], b: Mapping[int, float]) -> str:

@@ -14,6 +14,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":")
 
 
+def look(place: int) -> tuple[str, str]:
+    """Return the colour and the dashes of the method at some place; no two of the first 32 look alike."""
+    return COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]
+
+
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
     """Draw each method's mean test accuracy with a band of one standard deviation over its seeds."""
     import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
@@ -28,8 +33,8 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             histories = runs[method]
             rounds = histories[0].round
             accuracy = 100 * np.array([history.accuracy for history in histories])
-            mean, colour = accuracy.mean(axis=0), COLOURS[i % len(COLOURS)]
-            axes.plot(rounds, mean, color=colour, linestyle=DASHES[i % len(DASHES)], linewidth=2, label=method)
+            mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
+            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=method)
             if len(histories) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)

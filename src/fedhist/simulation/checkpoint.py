@@ -280,6 +280,7 @@ def run_state(run: Run, round_: int) -> tuple[dict[str, Tensor], dict[str, Any]]
     history = run.history
     tensors = {"model": run.model, "weights": torch.from_numpy(history.weights[:round_])}
     tensors |= {f"strategy.{name}": value for name, value in run.strategy.state_dict().items()}
+    tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
     told = {
         "records": [vars(record) for record in history.records],
         "events": history.events,
@@ -298,6 +299,8 @@ def restore_run(run: Run, wave: Wave, place: int) -> None:
         memory = {name.removeprefix("strategy."): t for name, t in tensors.items() if name.startswith("strategy.")}
         run.strategy.load_state_dict(memory)
         history.weights[: wave.round] = tensors["weights"].numpy()
+        traces = {name.removeprefix("traces."): t for name, t in tensors.items() if name.startswith("traces.")}
+        history.traces = {name: tensor.numpy() for name, tensor in traces.items()}
         history.records[:] = [Record(**record) for record in told["records"]]
         history.events[:] = told["events"]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -6,6 +6,7 @@ import copy
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
-from fedhist.history import History, Record
+from fedhist.history import History, Record, sample
 from fedhist.noise import keyed
 from fedhist.screening import REMEMBERED, Norms
 from fedhist.simulation.attacks import poisoned
@@ -26,6 +27,10 @@ from fedhist.training import Evaluation
 
 MOST_EVENTS = 100_000
 """Events of a run that are kept."""
+NAME = 300
+"""Characters that are kept of a description, at most."""
+TRACED = 200
+"""Evaluations at which the strategy is asked for traces, at most; of more, as many at even distances."""
 
 
 class Run:
@@ -62,6 +67,8 @@ class Run:
             staleness=schedule.staleness,
             arrived=schedule.arrived,
             weights=np.full(schedule.clients.shape, np.nan, np.float32),
+            setting=self._setting(),
+            about_clients=self._about_clients(),
         )
         if self.attack is not None:
             self.task = poisoned(self.task, self.attack, self.seed)
@@ -74,6 +81,28 @@ class Run:
         """Return whether a CUDA graph may replay what this run does in a round."""
         pure = [type(each) for each in (self.method.objective, self.attack) if each is not None]
         return self.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
+
+    def _setting(self) -> dict[str, Any]:
+        """Return what tells this run from others on the same task, and what its communication costs."""
+        trial, layout = self.trial, self.task.layout
+        return {
+            "clients": self.task.num_clients,
+            "k": self.schedule.k,
+            "rounds": self.schedule.rounds,
+            "local": repr(trial.local)[:NAME],
+            "devices": "recorded" if trial.schedule is not None else repr(trial.devices)[:NAME],
+            "server_lr": trial.server_lr,
+            "concurrency": trial.concurrency,
+            "parameters": layout.size,
+            "bytes_per_upload": layout.size * layout.dtype.itemsize,
+        }
+
+    def _about_clients(self) -> dict[str, NDArray[Any]]:
+        ids = sample(self.task.num_clients)
+        about: dict[str, NDArray[Any]] = {"id": ids, "labels": self.task.label_counts(ids).astype(np.int32)}
+        if self.trial.schedule is None:
+            about["time"] = self.trial.devices.mean_times(self.task.num_clients, self.seed)[ids]
+        return about
 
     def aggregate(self, arrivals: Arrivals) -> None:
         """Let the strategy turn a round's uploads into the next model."""
@@ -160,3 +189,8 @@ class Run:
                 epsilon=self.strategy.epsilon(),
             )
         )
+        evaluations = -(-self.trial.rounds // self.trial.eval_every)
+        if round_ % (self.trial.eval_every * -(-evaluations // TRACED)) == 0 or round_ == self.trial.rounds:
+            told = {name: vector.detach().float().cpu().numpy() for name, vector in self.strategy.trace().items()}
+            if told and all(np.isfinite(values).all() for values in told.values()):
+                self.history.trace(round_, told)

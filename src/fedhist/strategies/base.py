@@ -106,6 +106,13 @@ class Strategy(nn.Module):
         update: Tensor = super().__call__(arrivals)
         return update
 
+    def trace(self) -> dict[str, Tensor]:
+        """Return what should be kept of the strategy's memory at each evaluation: vectors, always of the same names.
+
+        A vector with an entry for each client is kept for a sample of the clients where they are many.
+        """
+        return {}
+
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return the weight of each upload, ``(K,)``; they are normalised to sum to one."""
         raise NotImplementedError(f"{type(self).__name__} must define weights() or forward().")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -26,9 +26,28 @@ class FedAvg(Strategy):
 
     branch_free: ClassVar[bool] = True
 
+    lengths: Tensor
+
     def __init__(self, by_examples: bool = True, ina: bool = False) -> None:
         super().__init__()
         self.by_examples, self.ina = flag("by_examples", by_examples), flag("ina", ina)
+
+    def setup(
+        self,
+        num_clients: int,
+        k: int,
+        num_params: int,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Make room for the sum of the updates' lengths before INA and after."""
+        super().setup(num_clients, k, num_params, device)
+        if self.ina:
+            self.register_buffer("lengths", torch.zeros(2, dtype=torch.float64, device=device))
+        return self
+
+    def trace(self) -> dict[str, Tensor]:
+        """Return the sums, over all rounds, of the update's length before INA and after."""
+        return {"lengths": self.lengths} if self.ina else {}
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `n_i`, or 1."""
@@ -40,4 +59,6 @@ class FedAvg(Strategy):
         if not self.ina:
             return mean
         length, norm = self.mean_length(arrivals.deltas.norm(dim=1)), mean.norm()
-        return mean * torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
+        scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
+        self.lengths += torch.stack([norm, norm * scale])
+        return mean * scale

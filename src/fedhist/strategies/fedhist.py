@@ -96,6 +96,7 @@ class FedHist(Strategy):
     fresh_sums: Tensor
     fresh_counts: Tensor
     utility: Tensor
+    lengths: Tensor
     signs: Tensor
 
     def __init__(
@@ -168,6 +169,8 @@ class FedHist(Strategy):
             buffer("fresh_sums", (h, width))
             buffer("fresh_counts", (h,), torch.float64)
             buffer("utility", (num_clients,), torch.float64)
+        if self.ina:
+            buffer("lengths", (2,), torch.float64)  # of all updates so far, before INA and after
         return self
 
     def forward(self, arrivals: Arrivals) -> Tensor:
@@ -212,12 +215,18 @@ class FedHist(Strategy):
         if self.ina:
             length = self._length(norms, fused_norms, p)
             scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)  # Eq. 15
+            self.lengths += torch.stack([norm, norm * scale])
         remembered = scale if self.remember_amplified else torch.ones_like(scale)
         passes.finish(aggregate, past, torch.stack([scale, remembered]), now)
         if self.egs:
             self.global_norms.index_copy_(0, now, (norm * remembered)[None].to(self.global_norms.dtype))
         self.round += 1
         return aggregate
+
+    def trace(self) -> dict[str, Tensor]:
+        """Return the clients' utilities, and the sums over all rounds of the update's length before INA and after."""
+        kept = {"utility": self.haa, "lengths": self.ina}
+        return {name: getattr(self, name) for name, there in kept.items() if there}
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)` (Eq. 8, whose outer sum is a misprint)."""

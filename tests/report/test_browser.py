@@ -1,0 +1,174 @@
+"""The page in a real browser: nothing is complained about, every figure is there, every switch does something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedhist.report.page import write_report
+from tests.report.browser import CHROMIUM, Browser
+from tests.report.fake import fake_comparison, fake_history
+from tests.report.test_figures import deployment
+
+pytest.importorskip("plotly", reason="Plotly is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
+
+NAMES = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
+DRAWN = [f"g0-{name}" for name in NAMES.split(" ")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    fake_comparison(folder / "a", {"FedHist": 0.0, "FedAvg": -0.1, "FedHist(ina=False)": -0.05}, seeds=2)
+    return write_report([folder], folder / "page.html").path
+
+
+@pytest.fixture
+def shown(browser: Browser, page: Path) -> Browser:
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(page)
+    return browser
+
+
+def drawn(browser: Browser) -> dict[str, int]:
+    """Return how many marks, lines, bars and images each figure really shows."""
+    marks = ".points path, .scatterlayer path, .barlayer path, .hm image"
+    found: dict[str, int] = browser.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('figure')].map("
+        f"f => [f.id, [...f.querySelectorAll('{marks}')].filter(m => m.getBoundingClientRect().width > 0).length]))"
+    )
+    return found
+
+
+def choose(browser: Browser, figure: str, place: int, value: int) -> None:
+    """Click on a choice of a figure's switch, as a reader would."""
+    browser.evaluate(f'document.querySelector(\'#{figure} [data-place="{place}"] input[value="{value}"]\').click()')
+
+
+def test_every_figure_is_drawn_and_nothing_complained_about(shown: Browser) -> None:
+    found = drawn(shown)
+    assert sorted(found) == DRAWN
+    assert all(count > 0 for count in found.values()), found
+    assert shown.complaints == []
+    assert {url.split(":")[0] for url in shown.requests} <= {"file", "data", "blob"}, "works without a network"
+
+
+def test_figures_are_described(shown: Browser) -> None:
+    told = shown.evaluate(
+        "[...document.querySelectorAll('.plot')].map(p => [p.getAttribute('role'), "
+        "document.getElementById(p.getAttribute('aria-labelledby')).textContent, "
+        "document.getElementById(p.getAttribute('aria-describedby')).textContent])"
+    )
+    assert len(told) == len(DRAWN)
+    assert all(role == "img" and len(title) > 5 and len(summary) > 60 for role, title, summary in told)
+    missing = shown.evaluate(
+        "[...document.querySelectorAll('figure')]"
+        ".filter(f => !f.querySelector('.xtitle') || !f.querySelector('.ytitle')).map(f => f.id)"
+    )
+    assert missing == ["g0-seeds"]  # whose rows are methods
+
+
+def test_switch_between_costs(shown: Browser) -> None:
+    axis = "document.querySelector('#g0-accuracy .xtitle').textContent"
+    last = "Math.max(...document.querySelector('#g0-accuracy .plot').data.at(-1).x)"
+    seen = []
+    for place in range(4):
+        choose(shown, "g0-accuracy", 0, place)
+        seen.append((shown.evaluate(axis), shown.evaluate(last)))
+    assert [title for title, _ in seen] == ["round", "virtual time", "uploads", "sent, both ways (MB)"]
+    assert (seen[0][1], seen[2][1], seen[3][1]) == (60, 300, 2.4)
+    assert shown.complaints == []
+
+
+def test_switch_the_order_of_clients_and_the_run(shown: Browser) -> None:
+    order = "document.querySelector('#g0-utility .plot').layout.yaxis.categoryarray.join()"
+    values = "JSON.stringify(document.querySelector('#g0-utility .plot').data[0].z)"
+    by_speed, first = shown.evaluate(order), shown.evaluate(values)
+    choose(shown, "g0-utility", 0, 1)
+    assert shown.evaluate(order) != by_speed and shown.evaluate(values) == first
+    choose(shown, "g0-utility", 1, 1)
+    assert shown.evaluate(values) != first
+    assert shown.complaints == []
+
+
+def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
+    lines = "document.querySelectorAll('#g0-accuracy .scatterlayer .trace').length"
+    before = shown.evaluate(lines)
+    shown.evaluate("document.querySelector('.methods input[value=FedAvg]').click()")
+    assert shown.evaluate(lines) == before - 2  # its line and its band
+    visible = (
+        "[...document.querySelectorAll('.plot')].flatMap(p => p.data.filter(t => t.meta === 'FedAvg')"
+        ".map(t => t.visible !== false))"
+    )
+    assert shown.evaluate(visible) and not any(shown.evaluate(visible))
+    shown.evaluate("document.querySelector('.methods input[value=FedAvg]').click()")
+    assert shown.evaluate(lines) == before and all(shown.evaluate(visible))
+
+
+def test_a_click_on_the_legend_hides_a_method(shown: Browser) -> None:
+    entry = shown.evaluate(
+        "(() => { const f = document.getElementById('g0-accuracy'); f.scrollIntoView();"
+        "const b = f.querySelector('.legendtoggle').getBoundingClientRect();"
+        "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        shown.call("Input.dispatchMouseEvent", type=kind, x=entry[0], y=entry[1], button="left", clickCount=1)
+    shown.wait("document.querySelector('#g0-accuracy .plot').data.some(t => t.visible === 'legendonly')")
+    assert shown.complaints == []
+
+
+def brightness(browser: Browser, colour: str) -> float:
+    red, green, blue = browser.evaluate(f"({colour}).match(/[0-9.]+/g).slice(0, 3).map(Number)")
+    return float(0.299 * red + 0.587 * green + 0.114 * blue)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_by_day_and_by_night(browser: Browser, page: Path, dark: bool) -> None:
+    browser.open(page, dark=dark)
+    paper = brightness(browser, "getComputedStyle(document.body).backgroundColor")
+    assert (paper < 60) is dark
+    for place in ("figcaption", "td", "#g0-accuracy .xtitle", "#g0-accuracy .legendtext"):
+        style = f"getComputedStyle(document.querySelector('{place}'))"
+        ink = brightness(browser, f"{style}.{'fill' if 'accuracy' in place else 'color'}")
+        assert abs(ink - paper) > 90, place
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_nothing_is_wider_than_the_window(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width, 800)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate("Math.max(...[...document.querySelectorAll('.main-svg')].map(s => s.clientWidth))") <= width
+
+
+def test_prints(shown: Browser, tmp_path: Path) -> None:
+    shown.pdf(tmp_path / "page.pdf")
+    content = (tmp_path / "page.pdf").read_bytes()
+    assert content.startswith(b"%PDF") and len(content) > 50_000
+    assert shown.complaints == []
+
+
+def test_a_folder_of_everything(browser: Browser, tmp_path: Path) -> None:
+    """Several settings, one of them a deployment: closed sections are drawn when they are opened."""
+    deployment().save(tmp_path / "flower" / "a")
+    for beta in (0.1, 0.2, 0.5):
+        fake_comparison(tmp_path / str(beta), {"FedHist": 0.0, "FedAvg": 0.1}, seeds=2, beta=beta)
+    fake_history("Own").save(tmp_path / "own")
+    browser.complaints.clear()
+    browser.open(write_report([tmp_path], tmp_path / "page.html").path)
+    count = "document.querySelectorAll('figure[data-drawn]').length"
+    before = browser.evaluate(count)
+    browser.evaluate("document.querySelectorAll('details.figures').forEach(d => { d.open = true; })")
+    browser.wait("document.querySelectorAll('figure:not([data-drawn])').length === 0")
+    assert browser.evaluate(count) > before
+    assert all(marks > 0 for marks in drawn(browser).values())
+    assert browser.complaints == []

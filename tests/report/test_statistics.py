@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedhist.report.statistics import half_width, holm, paired, rank_correlation, tier_shares
+
+A = {0: 5.0, 1: 7.0, 2: 6.0, 9: 100.0}
+B = {0: 4.0, 1: 5.0, 2: 3.0, 8: 0.0}
+
+
+def test_intervals() -> None:
+    assert half_width([1.0]) is None
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)  # t quantile, two degrees of freedom
+
+
+def test_pairs_are_seeds_that_both_have() -> None:
+    test = paired(A, B)
+    assert test is not None
+    assert (test.mean, test.pairs, test.wilcoxon) == (pytest.approx(2.0), 3, None)
+    assert test.half == pytest.approx(4.302653 / 3**0.5)
+    assert test.p == pytest.approx(stats.ttest_rel([5, 7, 6], [4, 5, 3]).pvalue)
+    assert paired({0: 1.0}, {0: 2.0}) is None and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
+
+
+def test_differences_without_noise() -> None:
+    same, apart = paired(A, A), paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
+    assert same is not None and apart is not None
+    assert (same.p, apart.p) == (1.0, 0.0)
+
+
+def test_wilcoxon_from_six_pairs_on() -> None:
+    a = {seed: float(seed**2) for seed in range(6)}
+    b = {seed: float(2 * seed - 9) for seed in range(6)}
+    test, same = paired(a, b), paired(a, a)
+    assert test is not None and same is not None
+    assert test.wilcoxon == pytest.approx(stats.wilcoxon([a[s] - b[s] for s in a]).pvalue)
+    assert same.wilcoxon == 1.0
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_rank_correlation() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 5, 40), rng.normal(size=40)
+    assert rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert rank_correlation([1, 2, 3], [5, 50, 500]) == pytest.approx(1)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_tiers() -> None:
+    counts = np.array([[4, 0], [0, 4], [2, 2]])
+    assert tier_shares([3.0, 1.0, 2.0], counts).tolist() == [[0, 1], [0.5, 0.5], [1, 0]]
