@@ -46,8 +46,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Fill in what is made from the code, and let links follow the site."""
     for marker, make in reference.PARTS.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, make())
+        if f"\n{marker}\n" in markdown:
+            markdown = markdown.replace(f"\n{marker}\n", f"\n{make()}\n")
+    # In a table GitHub wants strokes in code escaped, and MkDocs wants them not to be.
+    markdown = re.sub(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)", lambda code: code[0].replace("\\|", "|"), markdown)
     here = page.file.src_uri
     home = posixpath.dirname(ORIGINS.get(here, f"docs/{here}"))
 

@@ -139,7 +139,7 @@ def api() -> str:
             home = getattr(fedhist, name).__module__.removeprefix("fedhist.")
             room = next((t for m, t in titles.items() if home == m or home.startswith(f"{m}.")), "Other names")
             groups.setdefault(room, []).append(name)
-    shown = "\n    options: {members: true, filters: ['!^_', '!^training$']}"
+    shown = "\n    options: {members: null, filters: ['!^_']}"
     detailed = {"Strategy", "History", "Comparison", "Task", "Schedule"}
     return "\n".join(
         f"## {title}\n\n" + "\n".join(f"::: fedhist.{name}{shown if name in detailed else ''}\n" for name in names)
