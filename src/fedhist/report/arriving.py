@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -41,7 +42,7 @@ BINS = 60
 """Bars of a histogram, at most."""
 LANES = 40
 """Clients of the timeline, at most."""
-QUIET = frozenset(("joined", "returned", "enough nodes", "resumed"))
+QUIET = frozenset(("attack", "joined", "returned", "enough nodes", "resumed"))
 """Events that belong to a good day."""
 
 
@@ -231,6 +232,11 @@ def _by_staleness(tau: Floats, relative: Floats) -> Floats:
     return np.array(rows).T
 
 
+def _kind(reason: str) -> str:
+    """Return a reason without its numbers, so that those alike are counted together."""
+    return re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", reason)[:120]
+
+
 def rejected(group: Group, looks: Looks) -> Figure:
     """Draw the uploads that did not count, and tell what else went wrong."""
     title = "Uploads that did not count"
@@ -242,7 +248,7 @@ def rejected(group: Group, looks: Looks) -> Figure:
     tables: list[Table] = []
     layout: dict[str, Any] = {}
     if trouble:
-        kinds = Counter((str(e.get("event")), str(e.get("reason", ""))[:120]) for _, e in trouble)
+        kinds = Counter((str(e.get("event")), _kind(str(e.get("reason", "")))) for _, e in trouble)
         total = Counter(str(e.get("event")) for _, e in trouble)
         summary.append("Events: " + listed(f"{count:,} × {kind}" for kind, count in total.most_common()) + ".")
         tables.append(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
+from fedhist.errors import DivergedError, InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
@@ -278,6 +278,7 @@ def simulate_many(
     if folder is not None:
         saved = Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)
     histories: dict[int, History] = {}
+    lost: dict[int, DivergedError] = {}
     todo = list(range(len(trials)))
     while todo:
         suspects: dict[int, str] = {}
@@ -296,6 +297,7 @@ def simulate_many(
                     keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
                     _advance(list(runs.values()), rounds, on_round, keeper)
                 histories |= {i: run.history for i, run in runs.items()}
+                lost |= {i: run.lost for i, run in runs.items() if run.lost}
                 suspects |= {i: run.suspect for i, run in runs.items() if run.suspect}
                 del runs, rounds, keeper  # before the next wave takes their memory
         for i, why in suspects.items():
@@ -306,6 +308,8 @@ def simulate_many(
                 stacklevel=2,
             )
         todo = list(suspects)
+    if len(lost) == len(trials):
+        raise lost[0]
     return [histories[i] for i in range(len(trials))]
 
 
@@ -496,13 +500,12 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
             if all(run.lost or run.suspect for run in runs):
                 break  # what is left to do is not done here
             rounds.step(round_)
-            if round_ % trial.eval_every == 0 or round_ == trial.rounds:
+            last = round_ == trial.rounds or all(run.lost or run.suspect for run in runs)
+            if round_ % trial.eval_every == 0 or last:
                 for run, result in zip(runs, rounds.evaluate(), strict=True):
                     run.record(round_, result)
             for history in histories:
                 history.wall_seconds = time.perf_counter() - started
-            if all(run.lost for run in runs):
-                raise next(run.lost for run in runs if run.lost)
             if on_round:
                 on_round(round_, histories)
             if keeper:
