@@ -16,6 +16,7 @@ from fedhist.methods import DEFENCES, METHODS
 from fedhist.settings import Settings
 from fedhist.simulation.attacks import ATTACKS
 from fedhist.simulation.devices import DEVICES
+from tests.report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if importlib.util.find_spec(name) is None]
@@ -52,6 +53,21 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
         assert fetched and not [each for each in fetched if each.startswith(("http", "//"))], page
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_site_opens_from_files(site: Path) -> None:
+    with Browser() as browser:
+        browser.call("Page.navigate", url=f"{(site / 'index.html').as_uri()}?q=staleness")
+        browser.wait("/[1-9].* matching documents/.test(document.querySelector('.md-search-result__meta').innerText)")
+        browser.size(400, 800)
+        for page in sorted(site.rglob("*.html")):
+            if page.name != "404.html":
+                browser.call("Page.navigate", url=page.as_uri())
+                browser.wait(f"location.href === '{page.as_uri()}' && document.readyState === 'complete'")
+                assert browser.evaluate("document.documentElement.scrollWidth") == 400, f"{page.name} is too wide"
+        assert not browser.complaints
+        assert not [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))]
 
 
 def test_site_tells_every_setting_and_public_name(site: Path) -> None:
