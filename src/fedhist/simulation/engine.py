@@ -155,7 +155,8 @@ def compare(
     """Run several methods over several seeds, side by side.
 
     All methods of one seed meet the same clients in the same order with the same batches, and start from
-    the same model. What a method meets does not depend on the methods beside it.
+    the same model. What a method meets does not depend on the methods beside it. Parameters that are not
+    listed here are those of :func:`simulate`.
 
     Parameters
     ----------
@@ -165,8 +166,6 @@ def compare(
         One task for all seeds, or a function from a seed to its task (a new split for each seed).
     seeds
         How many seeds, counted from 0, or which.
-
-    The other parameters are those of :func:`simulate`.
     """
     require(
         isinstance(methods, Sequence) and not isinstance(methods, str),
