@@ -238,3 +238,15 @@ def test_a_folder_that_cannot_be(make_task: Callable[..., fh.Task], tmp_path: Pa
         fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path / "file" / "below")
     with pytest.raises(fh.InvalidInput, match="checkpoint_every must not be negative"):
         fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path, checkpoint_every=-1)
+
+
+@pytest.mark.parametrize("defence", ["norm-clip", "median", "trimmed", "krum"])
+def test_defences_under_attack_are_resumed_to_the_bit(
+    make_task: Callable[..., fh.Task], tmp_path: Path, defence: str
+) -> None:
+    task, given = make_task(), options(attack="scaled-noise:share=0.25", k=4)
+    method = f"fedhist + {defence}"
+    whole = fh.simulate(method, task, **given)
+    with pytest.raises(Stopped):
+        fh.simulate(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
+    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)
