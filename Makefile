@@ -1,10 +1,10 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
-# make flower-demo: the same on a real network of processes, one slow and one dying.
+# make flower-demo: the same on a real network of processes, one slow and one dying.   make docs: the site.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo flower-demo test lint format clean
+.PHONY: demo flower-demo test lint format docs clean
 
 demo: $(READY)
 	$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
@@ -27,6 +27,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in build/site/index.html."
 
 # PIP_CONSTRAINT, unlike -c, also reaches what is installed to build the package.
 $(READY): pyproject.toml constraints.txt

@@ -59,6 +59,13 @@ def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     assert runs[0].staleness.tolist() == runs[1].staleness.tolist()
 
 
+def test_a_captured_run_is_recorded(task: fh.Task, tmp_path: Path) -> None:
+    fh.simulate("fedhist", task, k=3, rounds=100, local=LOCAL, device="cuda", eval_every=30, record=tmp_path)
+    again = fh.replay(tmp_path, "fedhist")
+    assert again.cosine.min() > 1 - 1e-5 and again.weight_distance.max() < 1e-3
+    assert again.distance[-1] < 1e-3 * again.recorded_travelled
+
+
 @pytest.mark.parametrize("attack", [f"{name}:share=0.25" for name in ATTACKS])
 def test_attacked_and_defended_runs_agree_with_the_cpu(task: fh.Task, attack: str) -> None:
     methods = ["fedavg", "refl + median", "fedhist + trimmed", "fedhist + krum", "fedhist + median + norm-clip"]

@@ -183,6 +183,20 @@ def test_an_upload_that_is_only_huge(make_task: Callable[..., fh.Task]) -> None:
     assert {(event["event"], event["client"]) for event in history.events} == {("rejected", 6)}
 
 
+def test_a_run_that_cannot_go_on_loses_nobody_else(make_task: Callable[..., fh.Task]) -> None:
+    """It is begun again alone, and ends alone."""
+    task = make_task()
+    task.x[task.client(5)[0]] = torch.nan
+    given: dict[str, Any] = {"k": 8, "rounds": 6, "eval_every": 3, "local": fh.LocalSGD(lr=0.1, batch_size=200)}
+    trials = [fh.Trial("fedhist", task, **given), fh.Trial("fedavg", make_task(), **given)]
+    with pytest.warns(BegunAgain, match="client 5"):
+        stuck, fine = fh.simulate_many(trials)
+    assert stuck.events[-1]["event"] == "diverged"
+    assert stuck.records[-1].loss is not None  # the model is still the first one
+    assert fine.events == []
+    assert fine.round == [3, 6]
+
+
 def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     with pytest.raises(fh.InvalidInput, match="add up to 1.2, which is more than 1"):

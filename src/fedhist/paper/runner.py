@@ -28,6 +28,7 @@ from fedhist.simulation.engine import OnRound, devices_of, simulate_many
 from fedhist.simulation.trial import Trial
 
 ARCHIVE = "runs.jsonl.gz"
+ATTACKERS = ("attackers_uploads", "attackers_weight")
 SIDE_BY_SIDE = 48
 """Runs that fill a GPU; more at once would not be faster, and more would be lost if they were stopped."""
 
@@ -85,7 +86,8 @@ def _checked(text: str) -> tuple[str, dict[str, Any]]:
         complete and len(result["per_class"]) >= 10 and (len(result["per_tier"]) == 3) == cell.rare,
         "it is not complete",
     )
-    return cell.key, result | {"round": _evaluations(rounds, every)}
+    about = {name: number(name, said[name], 0.0, 1.0) for name in ATTACKERS if name in said}
+    return cell.key, result | about | {"round": _evaluations(rounds, every), "diverged": said.get("diverged") is True}
 
 
 @lru_cache
@@ -163,10 +165,16 @@ def run(
 def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]:
     if history is None or any(event["event"] == "diverged" for event in history.events):
         # A model of NaN is no better than guessing, whatever it was some evaluations ago.
-        guess = 1 / trial.task.num_classes
-        per_class = [guess] * trial.task.num_classes
-        last = {"round": [cell.rounds], "accuracy": [guess], "loss": [None], "per_class": per_class}
-        return {"cell": asdict(cell), "diverged": True, **last, "per_tier": [guess] * 3}
+        guess, rounds = 1 / trial.task.num_classes, _evaluations(cell.rounds, cell.eval_every)
+        return {
+            "cell": asdict(cell),
+            "diverged": True,
+            "round": rounds,
+            "accuracy": [guess] * len(rounds),
+            "loss": [None] * len(rounds),
+            "per_class": [guess] * trial.task.num_classes,
+            "per_tier": [guess] * 3,
+        }
     classes = [record.per_class for record in history.records[-LAST:]]
     per_class = np.array(classes, dtype=float).mean(axis=0)
     return {
@@ -187,7 +195,7 @@ def attackers_part(trial: Trial, history: History) -> dict[str, float]:
         return {}
     theirs = np.isin(history.clients, trial.adversary.attackers(trial.task.num_clients, trial.seed))
     weight = np.where(theirs, history.weights, 0).sum(axis=1).mean()
-    return {"attackers_uploads": round(float(theirs.mean()), 6), "attackers_weight": round(float(weight), 6)}
+    return dict(zip(ATTACKERS, (round(float(theirs.mean()), 6), round(float(weight), 6)), strict=True))
 
 
 def tier_labels(trial: Trial) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ BINS = 60
 """Bars of a histogram, at most."""
 LANES = 40
 """Clients of the timeline, at most."""
-QUIET = frozenset(("joined", "returned", "enough nodes", "resumed"))
+QUIET = frozenset(("attack", "joined", "returned", "enough nodes", "resumed"))
 """Events that belong to a good day."""
 
 

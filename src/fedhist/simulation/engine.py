@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, choice, require, shown, unknown, whole
+from fedhist.errors import DivergedError, InvalidInput, choice, require, shown, unknown, whole
 from fedhist.history import Comparison, History, run_name
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
@@ -166,7 +166,8 @@ def compare(
     """Run several methods over several seeds, side by side.
 
     All methods of one seed meet the same clients in the same order with the same batches, and start from
-    the same model. What a method meets does not depend on the methods beside it.
+    the same model. What a method meets does not depend on the methods beside it. Parameters that are not
+    listed here are those of :func:`simulate`.
 
     Parameters
     ----------
@@ -179,8 +180,6 @@ def compare(
     record
         A folder in which to keep all uploads, in a folder for each method and seed; or a function from the two to the
         folder.
-
-    The other parameters are those of :func:`simulate`.
     """
     require(
         isinstance(methods, Sequence) and not isinstance(methods, str),
@@ -308,6 +307,7 @@ def simulate_many(
     if folder is not None:
         saved = Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)
     histories: dict[int, History] = {}
+    lost: dict[int, DivergedError] = {}
     todo = list(range(len(trials)))
     while todo:
         suspects: dict[int, str] = {}
@@ -326,6 +326,7 @@ def simulate_many(
                     keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
                     _advance(list(runs.values()), rounds, on_round, keeper)
                 histories |= {i: run.history for i, run in runs.items()}
+                lost |= {i: run.lost for i, run in runs.items() if run.lost}
                 suspects |= {i: run.suspect for i, run in runs.items() if run.suspect}
                 del runs, rounds, keeper  # before the next wave takes their memory
         for i, why in suspects.items():
@@ -336,6 +337,8 @@ def simulate_many(
                 stacklevel=2,
             )
         todo = list(suspects)
+    if len(lost) == len(trials):
+        raise lost[0]
     for i, trial in enumerate(trials):
         if trial.record is not None:
             histories[i].save(trial.record)
@@ -547,13 +550,12 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
             if all(run.lost or run.suspect for run in runs):
                 break  # what is left to do is not done here
             rounds.step(round_)
-            if round_ % trial.eval_every == 0 or round_ == trial.rounds:
+            last = round_ == trial.rounds or all(run.lost or run.suspect for run in runs)
+            if round_ % trial.eval_every == 0 or last:
                 for run, result in zip(runs, rounds.evaluate(), strict=True):
                     run.record(round_, result)
             for history in histories:
                 history.wall_seconds = time.perf_counter() - started
-            if all(run.lost for run in runs):
-                raise next(run.lost for run in runs if run.lost)
             for tape in tapes:
                 tape.after(round_)
             if on_round:

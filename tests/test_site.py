@@ -1,0 +1,98 @@
+"""The site builds without a warning, every link in it leads somewhere, and it needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedhist
+from fedhist.methods import DEFENCES, METHODS
+from fedhist.settings import Settings
+from fedhist.simulation.attacks import ATTACKS
+from fedhist.simulation.devices import DEVICES
+from tests.report.browser import CHROMIUM, Browser
+
+ROOT = Path(__file__).parent.parent
+MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if importlib.util.find_spec(name) is None]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site."""
+    if MISSING:
+        pytest.skip(f"{', '.join(MISSING)}: not installed; pip install 'fedhist[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_is_there(site: Path) -> None:
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"changelog", "contributing"}
+    assert pages <= {page.stem for page in site.glob("*.html")}
+    assert (site / "examples" / "index.html").exists() and (site / "examples" / "flower" / "index.html").exists()
+
+
+def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?([^\"' >]+)", page.read_text())
+        assert fetched and not [each for each in fetched if each.startswith(("http", "//"))], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_site_opens_from_files(site: Path) -> None:
+    with Browser() as browser:
+        browser.call("Page.navigate", url=f"{(site / 'index.html').as_uri()}?q=staleness")
+        browser.wait("/[1-9].* matching documents/.test(document.querySelector('.md-search-result__meta').innerText)")
+        browser.size(400, 800)
+        for page in sorted(site.rglob("*.html")):
+            if page.name != "404.html":
+                browser.call("Page.navigate", url=page.as_uri())
+                browser.wait(f"location.href === '{page.as_uri()}' && document.readyState === 'complete'")
+                assert browser.evaluate("document.documentElement.scrollWidth") == 400, f"{page.name} is too wide"
+        assert not browser.complaints
+        assert not [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))]
+
+
+def test_site_tells_every_setting_and_public_name(site: Path) -> None:
+    configuration, api = (site / "configuration.html").read_text(), (site / "api.html").read_text()
+    for name in [*Settings.model_fields, *METHODS, *DEVICES, *DEFENCES, *ATTACKS]:
+        assert f"<code>{name}</code>" in configuration, name
+    for name in fedhist.__all__:
+        assert f'id="fedhist.{name}"' in api, name
+    assert "<!-- made from" not in configuration + api
+
+
+def test_reference_is_complete_without_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import reference  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    for name in Settings.model_fields:
+        assert f"| `{name}` | `--{name.replace('_', '-')}` |" in reference.settings(), name
+    assert "| `alpha` | `0.1` | `α` in Eq. 7" in reference.methods()
+    assert "| `nan` | `0.0` | One value is NaN. |" in reference.faults()
+    for marker in reference.PARTS:
+        assert any(marker in page.read_text() for page in [*ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"])
+
+
+def test_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import picture  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    assert picture.FILE.read_text() == picture.picture()
