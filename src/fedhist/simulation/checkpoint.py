@@ -259,6 +259,9 @@ class Keeper:
 
     def _save(self, round_: int) -> None:
         started = time.perf_counter()
+        for run in self.runs.values():
+            if run.tape is not None:
+                run.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
         tensors: dict[str, Tensor] = {}
         told = []
         for place, (i, state) in enumerate(zip(self.runs, self.rounds.state(round_), strict=True)):
