@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 NEEDS = {
     "README.md": ["flwr"],
+    "watch.md": ["tensorboard"],
     "flower.md": ["flwr"],
     "privacy.md": ["flwr", "dp_accounting"],
-    "watch.md": ["tensorboard"],
 }
 NOT_RUN = "# not run:"
 
