@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -52,6 +53,53 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
 
     taken = fedhist("run", *QUICK, "--out", "a", cwd=tmp_path)
     assert taken.returncode == 2 and taken.stderr == "Error: out=a exists already; choose another folder.\n"
+
+
+def test_record_and_replay(tmp_path: Path) -> None:
+    assert fedhist("record", *QUICK, "--out", "a", "--record-dtype", "bfloat16", cwd=tmp_path).returncode == 0
+    assert {"uploads.npy", "updates.npy", "recording.npz"} <= {p.name for p in (tmp_path / "a").iterdir()}
+    result = fedhist("replay", "a", "--strategy", "refl", "--strategy", "fedhist:ina=false", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "The uploads of FedHist, aggregated again" in result.stdout and "FedHist (recorded)" in result.stdout
+    assert "not how well another method would have learned" in result.stdout
+    assert "Round by round in a/replay-refl, a/replay-fedhist-ina=false." in result.stdout
+    assert json.loads((tmp_path / "a" / "replay-refl" / "replay.json").read_text())["method"] == "REFL"
+    compared = fedhist("compare", *QUICK, "--record", "--out", "b", "--quiet", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    moved = fedhist("replay", "b/fedavg-seed0", "--strategy", "fedavg", "--out", "c", "--quiet", cwd=tmp_path)
+    assert moved.returncode == 0 and (tmp_path / "c" / "replay-fedavg" / "rounds.csv").exists()
+    for arguments, sentence in {
+        ("replay", "b", "--strategy", "refl"): "Error: b holds no recording; make one with --record or record=.",
+        ("run", *QUICK, "--record", "--engine", "ray", "--out", "d"): "Error: engine='ray' cannot record",
+        ("run", *QUICK, "--record", "--lr", "1e29", "--out", "d"): "Error: FedHist, seed 0: most clients",
+    }.items():
+        wrong = fedhist(*arguments, cwd=tmp_path)
+        assert wrong.returncode == 2 and sentence in wrong.stderr and not (tmp_path / "d").exists()
+
+
+def test_a_schedule_from_elsewhere(tmp_path: Path) -> None:
+    work = "".join(f"phone-{i % 9},{i // 9},{i // 9 + 0.5 + i % 9 / 20}\n" for i in range(36))
+    (tmp_path / "log.csv").write_text("client,start,end\n" + work)
+    result = fedhist("run", *QUICK, "--schedule", "log.csv", "--out", "a", "--quiet", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert np.unique(fh.History.load(tmp_path / "a").clients).tolist() == list(range(9))
+    wrong = fedhist("run", *QUICK, "--schedule", "none.csv", "--out", "b", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr == "Error: schedule=none.csv cannot be read: No such file or directory.\n"
+
+
+def test_tensorboard_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    done = fedhist("run", *QUICK, "--tensorboard", "--out", "a", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (first,) = (tmp_path / "a" / "tensorboard" / "fedhist-seed0").iterdir()
+    (tmp_path / "a" / "checkpoint").mkdir()
+    (tmp_path / "a" / "checkpoint" / "begun.json").write_text(json.dumps({"command": "run", "fedhist": fh.__version__}))
+    assert fedhist("resume", "a", "--quiet", cwd=tmp_path).returncode == 0
+    (second,) = (tmp_path / "a" / "tensorboard" / "fedhist-seed0").iterdir()
+    assert second != first, "written anew, without being asked"
+    failed = fedhist("run", *QUICK, "--tensorboard", "--k", "300", "--out", "b", cwd=tmp_path)
+    assert failed.returncode == 2 and not (tmp_path / "b").exists()
 
 
 def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:

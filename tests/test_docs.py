@@ -21,7 +21,12 @@ from fedhist.simulation.attacks import as_attack
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-NEEDS = {"README.md": ["flwr"], "flower.md": ["flwr"], "privacy.md": ["flwr", "dp_accounting"]}
+NEEDS = {
+    "README.md": ["flwr"],
+    "watch.md": ["tensorboard"],
+    "flower.md": ["flwr"],
+    "privacy.md": ["flwr", "dp_accounting"],
+}
 NOT_RUN = "# not run:"
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "moon": ["run", "--strategy", "moon", "--rounds", "40"],
     "compare": ["compare", "--strategy", "refl", "--strategy", "fedhist", "--seeds", "2", "--rounds", "40"],
     "batched": ["run", "--rounds", "25", "--trainer", "batched"],
+    "recorded": ["run", "--rounds", "40", "--record"],
     "few at work": ["run", "--rounds", "50", "--concurrency", "5"],
 }
 

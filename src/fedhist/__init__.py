@@ -44,6 +44,8 @@ _HOME = {
     "Proximal": "objectives",
     "REFL": "strategies",
     "Record": "history",
+    "Recording": "recording",
+    "Replay": "replays",
     "SameValue": "simulation.attacks",
     "ScaledNoise": "simulation.attacks",
     "Schedule": "simulation.clock",
@@ -64,6 +66,8 @@ _HOME = {
     "load_task": "data",
     "make_schedule": "simulation.clock",
     "random_arrivals": "simulation.devices",
+    "read_schedule": "simulation.arrival_log",
+    "replay": "replays",
     "shards": "data",
     "simulate": "simulation.engine",
     "simulate_many": "simulation.engine",
@@ -92,6 +96,9 @@ if TYPE_CHECKING:
     from fedhist.methods import Method
     from fedhist.models import LeNet
     from fedhist.objectives import Contrastive, CrossEntropy, Proximal
+    from fedhist.recording import Recording
+    from fedhist.replays import Replay, replay
+    from fedhist.simulation.arrival_log import read_schedule
     from fedhist.simulation.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
     from fedhist.simulation.clock import Schedule, make_schedule
     from fedhist.simulation.devices import (

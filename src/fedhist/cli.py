@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
-import re
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from rich.progress import Progress
+from rich.table import Column, Table
 
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, in_a_sentence
-from fedhist.files import whole_file
+from fedhist.files import slug, whole_file
 from fedhist.folder import RunFolder, shown
 from fedhist.settings import Settings
 
@@ -105,53 +100,88 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files, below the results.")]
 
 
 @app.command()
 @takes_settings(several=False)
-def run(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
+def run(
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    flags: dict[str, Any],
+) -> None:
     """Run one method and keep its history."""
+    run_one(config, out, quiet, tensorboard, flags)
+
+
+def run_one(config: Path | None, out: Path | None, quiet: bool, tensorboard: bool, flags: dict[str, Any]) -> None:
+    """Run a method."""
     settings = Settings.read(config, flags)
     if len(settings.strategy) != 1 or "all" in settings.strategy or settings.seeds != 1:
         raise InvalidInput(
             f"run takes one strategy and one seed, got strategy={list(settings.strategy)} and "
             f"seeds={settings.seeds}; use fedhist compare."
         )
-    name = _slug(f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
-    _carry_out(RunFolder.begin(out, name, "run", settings), quiet)
+    name = slug(f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
+    _carry_out(RunFolder.begin(out, name, "run", settings), quiet, tensorboard)
+
+
+@app.command()
+@takes_settings(several=False)
+def record(
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    flags: dict[str, Any],
+) -> None:
+    """Run one method and keep all its uploads, for `fedhist replay`; the same as run --record."""
+    run_one(config, out, quiet, tensorboard, {**flags, "record": True})
 
 
 @app.command()
 @takes_settings(several=True)
-def compare(*, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, flags: dict[str, Any]) -> None:
+def compare(
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    flags: dict[str, Any],
+) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
     settings = Settings.read(config, flags)
     if "strategy" not in settings.model_fields_set:
         settings = settings.model_copy(update={"strategy": ("fedavg", "fedhist")})
-    name = _slug(f"{settings.dataset}-compare-seed{settings.seed}")
-    _carry_out(RunFolder.begin(out, name, "compare", settings), quiet)
+    name = slug(f"{settings.dataset}-compare-seed{settings.seed}")
+    _carry_out(RunFolder.begin(out, name, "compare", settings), quiet, tensorboard)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison that was stopped.")],
     quiet: Quiet = False,
+    tensorboard: Board = False,
 ) -> None:
     """Go on with a run that was stopped; the result is the same to the bit."""
     unfinished = RunFolder.reopen(folder)
     if unfinished is None:
         console.print(f"{folder} is finished; there is nothing to go on with.", highlight=False, soft_wrap=True)
     else:
-        _carry_out(unfinished, quiet)
+        _carry_out(unfinished, quiet, tensorboard)
 
 
-def _carry_out(folder: RunFolder, quiet: bool) -> None:
+def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
     settings = folder.settings
     _note_fedprox(settings)
     where = shown(folder.path)
     try:
-        runs = _experiment(settings, quiet, folder.checkpoint)
+        runs = _experiment(folder, quiet, tensorboard)
     except KeyboardInterrupt as interrupt:
         if folder.saved:
             stderr.print(f"Interrupted; go on with: fedhist resume {where}", highlight=False, soft_wrap=True)
@@ -162,22 +192,55 @@ def _carry_out(folder: RunFolder, quiet: bool) -> None:
     except FedHistError:
         folder.abandon()
         raise
-    with folder.finishing() as out:
-        _write(runs, folder.command, settings, out)
+    with folder.finishing():
+        _write(runs, folder)
     _show(runs, settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
     console.print(f"{curves} in {where}.", highlight=False, soft_wrap=True)
 
 
-def _write(runs: Comparison, command: str, settings: Settings, out: Path) -> None:
+def _write(runs: Comparison, folder: RunFolder) -> None:
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
 
     for history in runs:
-        inner = out if command == "run" else out / f"{_slug(history.method)}-seed{history.seed}"
+        inner = folder.home(history.name)
         history.save(inner)
         _save_model(history, inner)
-    if command == "compare":
-        draw_curves(runs, out / "curves.png", settings.target)
+    if folder.command == "compare":
+        draw_curves(runs, folder.path / "curves.png", folder.settings.target)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run that was recorded.")],
+    strategy: Annotated[list[str], typer.Option(help="A method's name, or name:option=value,…. Repeat it.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for a folder of each strategy; the run's by default.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let other strategies aggregate the uploads that a run recorded: a what-if, not a simulation."""
+    from fedhist.recording import Recording  # noqa: PLC0415
+    from fedhist.replays import WHAT_IT_IS, replay  # noqa: PLC0415
+    from fedhist.report.replays import differences, weights_by_staleness  # noqa: PLC0415
+
+    recording, replays = Recording(folder), []
+    for name in strategy:
+        with Progress(console=stderr, transient=True, disable=quiet or not stderr.is_interactive) as bar:
+            rounds = bar.add_task(name, total=recording.about.rounds)
+            replays.append(replay(recording, name, on_round=partial(bar.advance, rounds, 1)))
+        replays[-1].save((out or folder) / f"replay-{slug(name)}")
+    for title, (columns, rows) in {
+        f"The uploads of {recording.about.method}, aggregated again": differences(replays),
+        "Mean weight of an upload": weights_by_staleness(replays),
+    }.items():
+        table = Table(columns[0], *(Column(each, justify="right") for each in columns[1:]), title=title)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    places = ", ".join(str(shown(((out or folder) / f"replay-{slug(name)}").resolve())) for name in strategy)
+    for line in (WHAT_IT_IS, f"Round by round in {places}."):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -264,10 +327,6 @@ def bench(context: typer.Context) -> None:
     measure(context.args)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]
-
-
 def _note_fedprox(settings: Settings) -> None:
     named = any(name == "all" or name.startswith("fedprox") for name in settings.strategy)
     if named and settings.local_steps == 1 and settings.epochs is None:
@@ -281,57 +340,36 @@ def _save_model(history: History, folder: Path) -> None:
         save_file(history.model or {}, part)
 
 
-def _experiment(settings: Settings, quiet: bool, checkpoint: Path) -> Comparison:
-    """Run the settings, showing progress: a bar on a terminal, lines elsewhere."""
-    from fedhist.experiment import run_experiment  # noqa: PLC0415
+def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
+    """Run the settings of a folder, showing how far they are."""
+    from fedhist.experiment import methods_of, run_experiment  # noqa: PLC0415
+    from fedhist.watch import TensorBoard  # noqa: PLC0415
+    from fedhist.watch.terminal import Terminal  # noqa: PLC0415
 
-    told: set[str] = set()
+    settings, told = folder.settings, set[str]()
 
     def tell(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in told:
             told.add(str(message))
             stderr.print(f"Note: {message}", highlight=False, soft_wrap=True)
 
-    with warnings.catch_warnings():
+    trials = len(methods_of(settings)) * settings.seeds
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = tell
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=stderr,
-            disable=quiet or not stderr.is_terminal,
-        )
-        with bar:
-            downloads: dict[str, Any] = {}
+        hooks: list[Callable[[int, Sequence[History]], None]] = []
+        if tensorboard or folder.tensorboard.is_dir():
+            hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
+        at_once = settings.engine == "ray"
+        terminal = stack.enter_context(Terminal(settings.rounds, trials, stderr, quiet=quiet, at_once=at_once))
+        hooks.append(terminal)
 
-            def downloading(name: str, done: int, total: int) -> None:
-                if name not in downloads:
-                    downloads[name] = bar.add_task(name, total=total or None, note="bytes")
-                bar.update(downloads[name], completed=done)
+        def on_round(round_: int, histories: Sequence[History]) -> None:
+            for hook in hooks:
+                hook(round_, histories)
 
-            rounds = bar.add_task("rounds", total=settings.rounds, note="")
-
-            def on_round(round_: int, histories: Sequence[History]) -> None:
-                evaluated = histories[-1].records and histories[-1].records[-1].round == round_
-                bar.update(rounds, completed=round_)
-                if evaluated:
-                    note = _accuracies(histories)
-                    bar.update(rounds, note=note)
-                    if bar.disable and not quiet:
-                        stderr.print(f"round {round_}/{settings.rounds}: {note}", highlight=False, soft_wrap=True)
-
-            return run_experiment(settings, on_round, downloading, checkpoint)
-
-
-def _accuracies(histories: Sequence[History]) -> str:
-    """Return each method's mean accuracy so far, in one line."""
-    latest: dict[str, list[float]] = {}
-    for history in histories:
-        latest.setdefault(history.method, []).append(history.final_accuracy)
-    return ", ".join(f"{name} {100 * sum(a) / len(a):.1f} %" for name, a in latest.items())
+        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home)
 
 
 def _show(runs: Comparison, settings: Settings) -> None:

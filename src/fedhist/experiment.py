@@ -9,9 +9,11 @@ from typing import Any
 from fedhist.data import Task, load_task, partition
 from fedhist.data.datasets import Progress
 from fedhist.errors import positive, require
-from fedhist.history import Comparison
+from fedhist.history import Comparison, run_name
 from fedhist.methods import METHODS, Method, as_method, build, describe, parse_spec
 from fedhist.settings import Settings
+from fedhist.simulation.arrival_log import read_schedule
+from fedhist.simulation.clock import Schedule
 from fedhist.simulation.devices import DEVICES, Devices, SlowGroup
 from fedhist.simulation.engine import OnRound, compare
 from fedhist.simulation.faults import Faults
@@ -24,10 +26,12 @@ def run_experiment(
     on_round: OnRound | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
+    home: Callable[[str], Path] | None = None,
 ) -> Comparison:
     """Run all methods and seeds of the settings; each seed has its own split, schedule and model.
 
-    With a folder for checkpoints the runs go on from what is there. A Ray cluster keeps none.
+    With a folder for checkpoints the runs go on from what is there. A Ray cluster keeps none. `home`
+    is where the files of a run are to be, by its name.
     """
     eval_every = min(100, max(1, settings.rounds // 20)) if settings.eval_every is None else settings.eval_every
     return compare(
@@ -45,6 +49,7 @@ def run_experiment(
             weight_decay=settings.weight_decay,
         ),
         devices=devices_of(settings),
+        schedule=schedule_of(settings),
         server_lr=settings.server_lr,
         concurrency=settings.concurrency,
         eval_every=eval_every,
@@ -58,6 +63,8 @@ def run_experiment(
         on_round=on_round,
         resume=checkpoint if settings.engine == "local" else None,
         checkpoint_every=settings.checkpoint_every,
+        record=(lambda method, seed: home(run_name(method, seed))) if settings.record and home else None,
+        record_dtype=settings.record_dtype,
     )
 
 
@@ -97,6 +104,13 @@ def devices_of(settings: Settings) -> Devices:
     devices: Devices = build(name, DEVICES[name], options)
     slow = slow_clients(settings)
     return SlowGroup(slow, positive("slow_speed", settings.slow_speed), devices) if slow else devices
+
+
+def schedule_of(settings: Settings) -> Schedule | None:
+    """Return the arrivals that a file holds."""
+    if settings.schedule is None:
+        return None
+    return read_schedule(settings.schedule, settings.k, clients=settings.schedule_clients)
 
 
 def faults_of(settings: Settings) -> Faults | None:

@@ -45,6 +45,11 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def slug(text: str) -> str:
+    """Return a name for a file or folder that still reads like the text."""
+    return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]
+
+
 def plain(path: Path) -> BufferedReader:
     """Open a file for reading; a pipe or a device, which may never end, is an OSError."""
     mode = path.stat().st_mode

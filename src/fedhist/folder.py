@@ -15,6 +15,7 @@ from fedhist.settings import Settings
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
 COMMANDS = ("run", "compare")
+RECORDED = "uploads.npy", "updates.npy", "recording.npz"
 
 
 def shown(path: Path) -> Path:
@@ -89,6 +90,15 @@ class RunFolder:
         """The folder for checkpoints."""
         return self.path / CHECKPOINT
 
+    def home(self, run: str) -> Path:
+        """Return the folder of one run's results."""
+        return self.path if self.command == "run" else self.path / run
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder for TensorBoard's files; if it is there, they are wanted."""
+        return self.path / "tensorboard"
+
     @property
     def saved(self) -> bool:
         """Whether there is a checkpoint to go on from."""
@@ -98,8 +108,13 @@ class RunFolder:
         """Leave nothing behind of a run that was begun here and has nothing to show."""
         if self._created is None or self.saved:
             return
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        for folder in (self.checkpoint, self.tensorboard):
+            shutil.rmtree(folder, ignore_errors=True)
         (self.path / CONFIG).unlink(missing_ok=True)
+        for file in [file for name in RECORDED for file in self.path.rglob(name)]:
+            file.unlink()
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
         with contextlib.suppress(OSError):
             for folder in self._created:
                 folder.rmdir()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedhist.arrays import read_arrays, write_arrays
 from fedhist.errors import FedHistError, number, reason, require, shown, unknown, whole
-from fedhist.files import parse_json, read_lines, read_text, whole_file
+from fedhist.files import parse_json, read_lines, read_text, slug, whole_file
 
 SAMPLE = 1000
 """Entries of a vector that are kept at most: of more clients, as many at even distances."""
@@ -23,6 +23,11 @@ SAMPLE = 1000
 def sample(count: int) -> NDArray[np.int64]:
     """Return which of so many clients are kept on record."""
     return np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(np.int64)
+
+
+def run_name(method: str, seed: int) -> str:
+    """Return what the files and folders of a run among others are called."""
+    return f"{slug(method)}-seed{seed}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,11 @@ class History:
         if name in _COLUMNS:
             return [getattr(record, name) for record in self.records]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def name(self) -> str:
+        """What files and folders of this run among others are called."""
+        return run_name(self.method, self.seed)
 
     @property
     def rounds(self) -> int:

@@ -68,6 +68,13 @@ class Settings(BaseModel):
     slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
     slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
 
+    schedule: Path | None = _in(
+        "Devices", None, "Who worked from when to when, instead of devices: CSV or JSONL with client, start and end."
+    )
+    schedule_clients: str = _in(
+        "Devices", "auto", "What names a client there: ids, labels, or auto (whole numbers are ids)."
+    )
+
     faults: str | None = _in("Faults", None, "How uploads break on their way, such as nan=0.01,huge=0.02,lost=0.1.")
     bad_updates: str = _in("Faults", "reject", "What to do with a bad upload: reject, clip or stop.")
     max_norm_ratio: float = _in("Faults", 1000.0, "How many times as long as usual an upload may be.")
@@ -94,6 +101,8 @@ class Settings(BaseModel):
     checkpoint_every: float = _in(
         "Run", 10.0, "Seconds between checkpoints, from which `fedhist resume` goes on.", ge=0
     )
+    record: bool = _in("Run", False, "Keep all uploads, for `fedhist replay`.")
+    record_dtype: str | None = _in("Run", None, "float16 or bfloat16 to keep uploads in half the size.")
     target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 
     @pydantic.field_validator("strategy", mode="before")

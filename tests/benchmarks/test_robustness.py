@@ -11,6 +11,7 @@ import pytest
 from fedhist.paper import runner
 from fedhist.paper.__main__ import main
 from fedhist.paper.cells import SCALES, Cell
+from fedhist.paper.runner import results
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,13 @@ def test_tables_say_who_is_best_who_diverged_and_what_attackers_weigh(robustness
     assert lines[3].startswith("| FedHist | – | **60.0** | – |")
     weights = robustness.weights(results, ["fedavg"], robustness.at(0.2)).splitlines()
     assert weights[2].startswith("| FedAvg | 4.00 | – |")  # half of the weight for a fifth of the uploads
+
+
+def test_the_page_shows_the_runs_that_were_made(robustness: ModuleType) -> None:
+    folder = Path(__file__).parents[2] / "docs"
+    page = (folder / "robustness.md").read_text()
+    for name, experiment in robustness.EXPERIMENTS.items():
+        cells = experiment(SCALES["full"], range(3))
+        found = results(cells, folder / "robustness")
+        assert len(found) == len(cells)
+        assert robustness.TABLES[name](found) in page

@@ -73,4 +73,5 @@ def slow_plan(schedule: fh.Schedule) -> VersionPlan:
                 count += 1
             slots[version] = free.pop()
             expiring[last_use[version]].append(int(slots[version]))
-    return VersionPlan(slots, count)
+    uses = np.array([last_use.get(version, 0) for version in range(rounds + 2)])
+    return VersionPlan(slots, count, uses)

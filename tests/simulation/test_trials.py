@@ -120,8 +120,8 @@ def test_a_wave_lets_go_of_its_memory_before_the_next(task: fh.Task, monkeypatch
     most = []
 
     class Counted(Run):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             alive.append(weakref.ref(self))
             most.append(sum(each() is not None for each in alive))
 

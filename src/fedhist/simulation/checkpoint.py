@@ -251,11 +251,17 @@ class Keeper:
         last = all(round_ == run.trial.rounds or run.lost or run.suspect for run in self.runs.values())
         if last or self._asked or self.folder.due():
             self._save(round_)
+        elif round_ == 1:  # rather than after an hour
+            for run in self.runs.values():
+                refuse_hidden_state(run)
         if self._asked:
             raise Interrupted(round_, self._asked[0])
 
     def _save(self, round_: int) -> None:
         started = time.perf_counter()
+        for run in self.runs.values():
+            if run.tape is not None:
+                run.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
         tensors: dict[str, Tensor] = {}
         told = []
         for place, (i, state) in enumerate(zip(self.runs, self.rounds.state(round_), strict=True)):
@@ -276,7 +282,7 @@ class Keeper:
 
 def run_state(run: Run, round_: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what is kept of a run itself, tensors and the rest."""
-    _refuse_hidden_state(run)
+    refuse_hidden_state(run)
     history = run.history
     tensors = {"model": run.model, "weights": torch.from_numpy(history.weights[:round_])}
     tensors |= {f"strategy.{name}": value for name, value in run.strategy.state_dict().items()}
@@ -325,7 +331,7 @@ def outside_buffers(strategy: Strategy) -> dict[str, object]:
     return kept
 
 
-def _refuse_hidden_state(run: Run) -> None:
+def refuse_hidden_state(run: Run) -> None:
     """Refuse a strategy that a checkpoint would make forget something: it would go on, and end elsewhere."""
     now = outside_buffers(run.strategy)
     for name in now.keys() | run.outside_buffers.keys():

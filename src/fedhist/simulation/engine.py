@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, InvalidInput, choice, require, shown, unknown, whole
-from fedhist.history import Comparison, History
+from fedhist.history import Comparison, History, run_name
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.recording import Tape, check_room
 from fedhist.screening import MAX_NORM_RATIO
 from fedhist.simulation.attacks import Attack
 from fedhist.simulation.batched import BatchedRounds
@@ -42,7 +43,10 @@ from fedhist.training import (
 )
 
 OnRound = Callable[[int, Sequence[History]], None]
-"""Called after every round with its number and the histories, so far, of the runs that take it together."""
+"""Called after every round with its number and the histories, so far, of the runs that take it together.
+
+Runs that go on from a checkpoint are told of before, with the last round that was done.
+"""
 
 ENGINES = ("local", "ray")
 
@@ -87,6 +91,8 @@ def simulate(
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    record: str | Path | None = None,
+    record_dtype: str | None = None,
     attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
@@ -115,6 +121,8 @@ def simulate(
         faults=faults,
         bad_updates=bad_updates,
         max_norm_ratio=max_norm_ratio,
+        record=record,
+        record_dtype=record_dtype,
         attack=attack,
     )
     return simulate_many(
@@ -140,9 +148,12 @@ def compare(
     server_lr: float = 1.0,
     concurrency: int | None = None,
     eval_every: int = 100,
+    schedule: History | Schedule | None = None,
     faults: Faults | None = None,
     bad_updates: str = "reject",
     max_norm_ratio: float = MAX_NORM_RATIO,
+    record: str | Path | Callable[[str, int], Path] | None = None,
+    record_dtype: str | None = None,
     attack: Attack | str | None = None,
     device: str | torch.device = "auto",
     trainer: str = "auto",
@@ -166,6 +177,11 @@ def compare(
         One task for all seeds, or a function from a seed to its task (a new split for each seed).
     seeds
         How many seeds, counted from 0, or which.
+    record
+        A folder in which to keep all uploads, in a folder for each method and seed; or a function from the two to the
+        folder.
+
+    The other parameters are those of :func:`simulate`.
     """
     require(
         isinstance(methods, Sequence) and not isinstance(methods, str),
@@ -196,9 +212,12 @@ def compare(
             server_lr=server_lr,
             concurrency=concurrency,
             eval_every=eval_every,
+            schedule=schedule,
             faults=faults,
             bad_updates=bad_updates,
             max_norm_ratio=max_norm_ratio,
+            record=_place(record, method.name, seed),
+            record_dtype=record_dtype,
             attack=attack,
         )
         for method in chosen
@@ -216,6 +235,13 @@ def compare(
             checkpoint_every=checkpoint_every,
         )
     )
+
+
+def _place(record: str | Path | Callable[[str, int], Path] | None, method: str, seed: int) -> Path | None:
+    """Return where one run of several is recorded."""
+    if record is None:
+        return None
+    return record(method, seed) if callable(record) else Path(record) / run_name(method, seed)
 
 
 def simulate_many(
@@ -247,7 +273,8 @@ def simulate_many(
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
         Called after every round with its number and the histories, so far, of the trials that take it
-        together; with Ray, once for every piece of work that is done.
+        together; with Ray, once for every piece of work that is done. Trials that go on from a checkpoint, or
+        were finished in it, are told of once before, with the last round that was done.
     checkpoint
         A folder in which to save the runs while they are under way. Ctrl-C then saves before it stops.
     resume
@@ -268,10 +295,14 @@ def simulate_many(
     folder = checkpoint if resume is None else resume
     if choice("engine", engine, ENGINES) == "ray":
         require(folder is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
+        require(not any(trial.record for trial in trials), "engine='ray' cannot record; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
         return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
     devices = devices_of(device)
+    recordings = [Path(trial.record) for trial in trials if trial.record is not None]
+    require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
+    check_room({Path(t.record): t.recorded for t in trials if t.record is not None}, resume=resume is not None)
     planned = _planned(trials)
     kinds = _kinds(trainer, trials, devices[0])
     saved = None
@@ -310,6 +341,9 @@ def simulate_many(
         todo = list(suspects)
     if len(lost) == len(trials):
         raise lost[0]
+    for i, trial in enumerate(trials):
+        if trial.record is not None:
+            histories[i].save(trial.record)
     return [histories[i] for i in range(len(trials))]
 
 
@@ -490,12 +524,30 @@ def _rounds_of(kind: str, runs: Sequence[Run]) -> Rounds:
     return one_by_one(runs, trainer)
 
 
+@contextlib.contextmanager
+def _recording(runs: Sequence[Run], done: int) -> Iterator[list[Tape]]:
+    """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
+    with contextlib.ExitStack() as stack:
+        tapes = [run.tape for run in runs if run.tape is not None]
+        for tape in tapes:
+            stack.enter_context(contextlib.closing(tape))
+            tape.begin(done)
+        yield tapes
+        for run in runs:
+            if run.tape is not None and run.lost is None and run.suspect is None:
+                run.tape.write(run.trial.rounds, flush=True)
+
+
 def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:
     """Take all runs through all rounds together, so that their clients can be trained side by side."""
     histories, trial = [run.history for run in runs], runs[0].trial
     done, before = keeper.restore() if keeper else (0, 0.0)
     started = time.perf_counter() - before
-    with keeper.watching() if keeper else contextlib.nullcontext():
+    for history in histories:
+        history.wall_seconds = before
+    if done and on_round:
+        on_round(done, histories)
+    with _recording(runs, done) as tapes, keeper.watching() if keeper else contextlib.nullcontext():
         for round_ in range(done + 1, trial.rounds + 1):
             if all(run.lost or run.suspect for run in runs):
                 break  # what is left to do is not done here
@@ -506,6 +558,8 @@ def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keep
                     run.record(round_, result)
             for history in histories:
                 history.wall_seconds = time.perf_counter() - started
+            for tape in tapes:
+                tape.after(round_)
             if on_round:
                 on_round(round_, histories)
             if keeper:

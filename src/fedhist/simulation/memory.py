@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from fedhist.errors import InvalidInput, require
+from fedhist.recording import in_words
 from fedhist.simulation.batched import BLOCK, TABLE
 from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
@@ -41,6 +42,9 @@ def needed(trial: Trial, schedule: Schedule, plan: VersionPlan, trainer: str, pe
     if objective.uses_previous:
         holders = task.num_clients if trainer == "batched" else len(set(schedule.clients.ravel().tolist()))
         parts["clients' last models"] = holders * vector
+    if trial.record is not None:
+        about = trial.recorded
+        parts["the recording's stage"] = about.nbytes // about.rounds * about.staged_rounds
     if trainer == "batched":
         parts["training"] = schedule.k * per_client
         largest = int(task.sizes.max())
@@ -58,7 +62,8 @@ def check_schedule(rounds: int, k: int) -> None:
     """Raise unless the tables of so many uploads fit into memory, before they are made."""
     total, free = schedule_bytes(rounds, k), SHARE * available(torch.device("cpu"))
     require(
-        total <= free, f"rounds={rounds} of k={k} uploads need {_size(total)} of memory and {_size(free)} can be used."
+        total <= free,
+        f"rounds={rounds} of k={k} uploads need {in_words(total)} of memory and {in_words(free)} can be used.",
     )
 
 
@@ -111,9 +116,10 @@ def in_waves(
     for i, parts in needs.items():
         total = sum(parts.values())
         if total > SHARE * max(budgets):
-            listed = ", ".join(f"{name} {_size(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
+            listed = ", ".join(f"{name} {in_words(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
             raise InvalidInput(
-                f"{names[i]} needs {_size(total)} of memory and {_size(SHARE * max(budgets))} can be used ({listed})."
+                f"{names[i]} needs {in_words(total)} of memory and {in_words(SHARE * max(budgets))} can be used "
+                f"({listed})."
             )
         if not waves or total > max(left):
             waves.append({})
@@ -122,11 +128,3 @@ def in_waves(
         waves[-1][i] = roomiest
         left[roomiest] -= total
     return waves
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

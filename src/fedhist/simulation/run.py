@@ -6,6 +6,7 @@ import copy
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, require
 from fedhist.history import History, Record, sample
 from fedhist.noise import keyed
+from fedhist.recording import Tape
 from fedhist.screening import REMEMBERED, Norms
 from fedhist.simulation.attacks import poisoned
 from fedhist.simulation.checkpoint import outside_buffers
@@ -53,6 +55,9 @@ class Run:
         if layout.dtype == torch.float64:
             widen(self.strategy)
         self.model = layout.flatten(self.task.build(self.seed)).to(device)
+        self.tape: Tape | None = None
+        if trial.record is not None:
+            self.tape = Tape(Path(trial.record), trial.recorded, self.model.clone(), self.task.sizes)
         self.lost: DivergedError | None = None
         """Why the numbers of this run mean nothing any more."""
         self.suspect: str | None = None
@@ -106,12 +111,16 @@ class Run:
 
     def aggregate(self, arrivals: Arrivals) -> None:
         """Let the strategy turn a round's uploads into the next model."""
+        if self.tape is not None:
+            self.tape.take(arrivals.deltas)
         update = self.strategy(arrivals)
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
             f"got {getattr(update, 'shape', type(update))}.",
         )
+        if self.tape is not None:
+            self.tape.took(update)
         self.model.sub_(update, alpha=self.trial.server_lr)  # Eq. 4
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, rate, require, whole
 from fedhist.history import History
 from fedhist.methods import Method, as_method
 from fedhist.objectives import Objective
+from fedhist.recording import About, check_dtype
 from fedhist.screening import MAX_NORM_RATIO, Screen
 from fedhist.simulation.attacks import Attack, as_attack
 from fedhist.simulation.clock import Schedule, recorded_schedule
@@ -64,6 +66,10 @@ class Trial:
         "clip" it if only its length is wrong, or "stop".
     max_norm_ratio
         How many times as long as usual, and as the model, an upload may be.
+    record
+        A folder in which to keep all uploads, for :func:`fedhist.replay`, and the history.
+    record_dtype
+        "float16" or "bfloat16" to keep them in half the size; by default as they are.
     attack
         What some of the clients do, such as ``SignFlip(share=0.2)`` or "sign-flip:share=0.2"; by default nobody does.
     """
@@ -83,6 +89,8 @@ class Trial:
     faults: Faults | None = field(default=None, kw_only=True)
     bad_updates: str = field(default="reject", kw_only=True)
     max_norm_ratio: float = field(default=MAX_NORM_RATIO, kw_only=True)
+    record: str | Path | None = field(default=None, kw_only=True)
+    record_dtype: str | None = field(default=None, kw_only=True)
     attack: Attack | str | None = field(default=None, kw_only=True)
 
     method: Method = field(init=False, repr=False)
@@ -110,10 +118,28 @@ class Trial:
             require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
             require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
             recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
+        check_dtype(self.record_dtype)
         object.__setattr__(self, "method", as_method(self.strategy, self.objective))
         object.__setattr__(self, "adversary", as_attack(self.attack))
         if self.adversary is not None:
             self.adversary.attackers(self.task.num_clients, self.seed)
+
+    @property
+    def recorded(self) -> About:
+        """What a recording of this trial is of."""
+        layout = self.task.layout
+        model_dtype = str(layout.dtype).removeprefix("torch.")
+        return About(
+            rounds=self.rounds,
+            k=self.k,
+            num_params=layout.size,
+            num_clients=self.task.num_clients,
+            dtype=self.record_dtype or model_dtype,
+            model_dtype=model_dtype,
+            server_lr=float(self.server_lr),
+            method=self.method.name,
+            seed=int(self.seed),
+        )
 
     def __str__(self) -> str:
         attack = "" if self.adversary is None else f", {self.adversary}"

@@ -84,10 +84,10 @@ class RobustAverage(Defence):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Let the strategy inside aggregate, and make sure that it asked for the average."""
-        self._asked = False
         update = super().forward(arrivals)
+        asked, self._asked = self._asked, False
         require(
-            self._asked,
+            asked,
             f"{type(self).__name__} does nothing here: {type(self.inner).__name__}.forward() must take its mean with "
             "self.combine() or self.average().",
         )
