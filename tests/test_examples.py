@@ -22,7 +22,7 @@ def test_example_runs(
 
 
 def test_examples_are_short_and_listed() -> None:
-    assert {"custom_strategy", "fairness", "own_model", "sweep"} <= {example.stem for example in EXAMPLES}
+    assert {"custom_strategy", "fairness", "own_model", "replay", "sweep"} <= {example.stem for example in EXAMPLES}
     listed = (FOLDER / "README.md").read_text()
     for example in EXAMPLES:
         assert f"]({example.name})" in listed and len(example.read_text().splitlines()) < 60, example.name

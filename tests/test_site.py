@@ -59,7 +59,7 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 def test_site_opens_from_files(site: Path) -> None:
     with Browser() as browser:
         browser.call("Page.navigate", url=f"{(site / 'index.html').as_uri()}?q=staleness")
-        browser.wait("/[1-9].* matching documents/.test(document.querySelector('.md-search-result__meta').innerText)")
+        browser.wait("/[1-9].* matching/.test(document.querySelector('.md-search-result__meta')?.innerText)")
         browser.size(400, 800)
         for page in sorted(site.rglob("*.html")):
             if page.name != "404.html":

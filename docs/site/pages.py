@@ -28,8 +28,8 @@ OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "examples/fl
 
 def place(path: str) -> str:
     """Return where the site has a file of the repository."""
-    if re.fullmatch(r"examples/\w+\.py", path):
-        return f"examples/index.md#{posixpath.basename(path).replace('.', '')}"
+    if re.fullmatch(r"examples/(tracking/)?\w+\.py", path):
+        return f"examples/index.md#{re.sub('[./]', '', path.removeprefix('examples/'))}"
     return MOVED.get(path, path.removeprefix("docs/"))
 
 

@@ -150,7 +150,8 @@ def api() -> str:
 
 def examples() -> str:
     """Return the examples' code."""
-    return "\n".join(f"## {file.name}\n\n```python\n{file.read_text()}```\n" for file in sorted(EXAMPLES.glob("*.py")))
+    files = [*sorted(EXAMPLES.glob("*.py")), *sorted(EXAMPLES.glob("tracking/*.py"))]
+    return "\n".join(f"## {f.relative_to(EXAMPLES)}\n\n```python\n{f.read_text()}```\n" for f in files)
 
 
 PARTS: Mapping[str, Callable[[], str]] = {

@@ -180,8 +180,6 @@ def compare(
     record
         A folder in which to keep all uploads, in a folder for each method and seed; or a function from the two to the
         folder.
-
-    The other parameters are those of :func:`simulate`.
     """
     require(
         isinstance(methods, Sequence) and not isinstance(methods, str),
