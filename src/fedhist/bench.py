@@ -32,7 +32,8 @@ from fedhist.data import Task, load_task
 from fedhist.errors import in_a_sentence, require, whole
 from fedhist.methods import METHODS, as_method
 from fedhist.models import LeNet
-from fedhist.simulation.engine import compare, devices_of
+from fedhist.simulation.engine import compare
+from fedhist.simulation.machinery import devices_of
 from fedhist.simulation.memory import available, buffer_bytes
 from fedhist.strategies import FedHist
 from fedhist.training import LocalSGD

@@ -198,13 +198,13 @@ def test_one_model_that_cannot_be_batched_holds_up_nobody_else(
 ) -> None:
     dropout = make_task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)))
     used = []
-    original = engine._rounds_of
+    original = engine.rounds_of
 
     def noted(kind: str, runs: Any) -> Any:
         used.append((kind, len(runs)))
         return original(kind, runs)
 
-    monkeypatch.setattr(engine, "_rounds_of", noted)
+    monkeypatch.setattr(engine, "rounds_of", noted)
     fh.simulate_many([fh.Trial("fedavg", t, k=2, rounds=2) for t in (task, dropout, task)])
     assert used == [("native", 2), ("reference", 1)]
 

@@ -24,7 +24,8 @@ from fedhist.files import parse_json, read_lines, read_text, whole_file
 from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
 from fedhist.report.statistics import tier_shares
-from fedhist.simulation.engine import OnRound, devices_of, simulate_many
+from fedhist.simulation.engine import OnRound, simulate_many
+from fedhist.simulation.machinery import devices_of
 from fedhist.simulation.trial import Trial
 
 ARCHIVE = "runs.jsonl.gz"
