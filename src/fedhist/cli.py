@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, in_a_sentence
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, in_a_sentence
 from fedhist.files import slug, whole_file
 from fedhist.folder import RunFolder, shown
 from fedhist.settings import Settings
@@ -169,6 +169,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped; the result is the same to the bit."""
     unfinished = RunFolder.reopen(folder)
+    if unfinished is not None and unfinished.saved and unfinished.settings.engine != "local":
+        raise InvalidInput(f"{folder} was begun with engine='local' and can only go on with it; see its config.toml.")
     if unfinished is None:
         console.print(f"{folder} is finished; there is nothing to go on with.", highlight=False, soft_wrap=True)
     else:
@@ -183,12 +185,21 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     try:
         runs = _experiment(folder, quiet, tensorboard)
     except KeyboardInterrupt as interrupt:
-        if folder.saved:
+        folder.abandon()
+        if folder.checkpoint.exists():
             stderr.print(f"Interrupted; go on with: fedhist resume {where}", highlight=False, soft_wrap=True)
         else:
-            folder.abandon()
             stderr.print("Interrupted; nothing was written.")
         raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
+    except DivergedError as error:
+        if any(record.loss is not None for history in error.histories for record in history.records):
+            from fedhist.history import Comparison  # noqa: PLC0415
+
+            with folder.finishing():
+                _write(Comparison(error.histories), folder)
+            raise DivergedError(f"{error} What there was before is in {where}.") from None
+        folder.abandon(with_checkpoints=True)
+        raise
     except FedHistError:
         folder.abandon()
         raise

@@ -6,8 +6,9 @@ import difflib
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 LARGEST = 2**63
 """Whole numbers from here on do not fit into arrays."""
@@ -32,6 +33,9 @@ class BadUpload(FedHistError):
 
 class DivergedError(FedHistError, ArithmeticError):
     """Training produced NaN or infinity."""
+
+    histories: Sequence[Any] = ()
+    """The runs, up to where they did."""
 
 
 @contextmanager

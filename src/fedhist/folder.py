@@ -42,6 +42,8 @@ class RunFolder:
             while path.exists():
                 count += 1
                 path = base.with_name(f"{base.name}-{count}")
+        paths = {name: each.resolve() for name in ("data_dir", "schedule") if (each := getattr(settings, name))}
+        settings = settings.model_copy(update=paths)  # it may go on from elsewhere
         with _writing(path):
             path = path.resolve()
             if (path / CHECKPOINT).is_dir():
@@ -104,9 +106,9 @@ class RunFolder:
         """Whether there is a checkpoint to go on from."""
         return any(self.checkpoint.glob("runs-*.safetensors"))
 
-    def abandon(self) -> None:
+    def abandon(self, *, with_checkpoints: bool = False) -> None:
         """Leave nothing behind of a run that was begun here and has nothing to show."""
-        if self._created is None or self.saved:
+        if self._created is None or (self.saved and not with_checkpoints):
             return
         for folder in (self.checkpoint, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)

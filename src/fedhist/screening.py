@@ -6,12 +6,19 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedhist.errors import choice, positive
 
 POLICIES = ("reject", "clip", "stop")
 """What is done with a bad upload: leave it out, shorten one that is only too long, or end the run."""
 MAX_NORM_RATIO = 1000.0
 """How many times as long as usual an upload may be."""
+SHORT = 0.1
+"""Of the model's length: uploads up to it do no great harm, however short the others are."""
+FEW = 5
+"""Lengths that must be known before their median counts alone."""
 REMEMBERED = 100
 """Uploads from which the usual length is known."""
 
@@ -29,15 +36,27 @@ class Norms:
         self.model = 0.0
         """How long the model itself is: a scale that no client sets alone."""
 
-    def absurd(self, norm: float, others: Iterable[float]) -> float | None:
-        """Return the usual length if `norm` is more than `factor` times as long, and as the model."""
-        usual = max(self.median(others), self.model)
-        return usual if usual > 0 and norm > self.factor * usual else None
+    def absurd(self, norm: float, others: Collection[float]) -> float | None:
+        """Return the usual length if `norm` is more than `factor` times as long, and long against the model.
+
+        Where most clients have nothing left to learn, one that has may be thousands of times as long as they are
+        and still be short; it is let in. While few lengths are known, the model's own is usual.
+        """
+        usual = self.median(others)
+        if len(self.recent) + len(others) < FEW:
+            usual = max(usual, self.model)
+        return usual if usual > 0 and norm > self.factor * usual and norm > SHORT * self.model else None
 
     def median(self, others: Iterable[float]) -> float:
         """Return the median of recent lengths and others; 0 if there are none."""
         known = [*self.recent, *others]
         return statistics.median(known) if known else 0.0
+
+    def harmless(self, lowest: float, model: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return up to which length no upload is absurd, if none of those known is shorter than `lowest`."""
+        low = min([lowest, *self.recent])
+        bound: NDArray[np.float32] = np.maximum(SHORT * model, self.factor * np.minimum(low, model) if low > 0 else 0)
+        return bound
 
 
 class Screen:
@@ -54,4 +73,6 @@ class Screen:
             return 1.0
         if self.policy == "clip" and (median := self.norms.median(others)) > 0:
             return median / norm
+        # Of what is sent back the length is remembered: if most are as long, that is what has become usual.
+        self.norms.recent.append(norm)
         raise Refused(f"its length {norm:.3g} is absurd where {usual:.3g} is usual")

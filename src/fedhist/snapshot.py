@@ -26,7 +26,7 @@ def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[s
     from safetensors.torch import save_file  # noqa: PLC0415
 
     text = json.dumps(state).encode()
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    own = {name: _plain(tensor) for name, tensor in tensors.items()}
     own[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     try:
         with whole_file(path) as part:
@@ -75,6 +75,12 @@ def _check_length(path: Path) -> None:
     whole = 8 + length + max(ends, default=0)
     if size < whole:
         raise FedHistError(f"{path} is truncated: it has {size} of {whole} bytes.")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of the CPU whose values lie one after the other, also where there is only one."""
+    plain = tensor.detach().cpu().contiguous()
+    return plain if plain.numel() > 1 else plain.clone(memory_format=torch.contiguous_format)
 
 
 def _digest(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -114,6 +114,16 @@ def test_the_same_seed_breaks_the_same_uploads(make_task: Callable[..., fh.Task]
     assert first.events != other.events
 
 
+@pytest.mark.parametrize("lr", [0.001, 0.01, 0.1])
+def test_huge_uploads_are_sent_back_however_short_the_others_are(make_task: Callable[..., fh.Task], lr: float) -> None:
+    faults = fh.Faults(huge=0.1)
+    history = run("fedavg", make_task(), rounds=60, faults=faults, local=fh.LocalSGD(lr=lr))
+    assert history.model is not None
+    assert all(tensor.abs().max() < 10 for tensor in history.model.values())
+    assert len(history.events) > 10
+    assert {event["event"] for event in history.events} == {"rejected"}
+
+
 def test_clipped(make_task: Callable[..., fh.Task]) -> None:
     history = run("fedhist", make_task(), faults=fh.Faults(huge=0.2, nan=0.1), bad_updates="clip")
     kinds = Counter(event["event"] for event in history.events)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedhist as fh
-from fedhist.simulation import batched, engine, memory
+from fedhist.simulation import batched, engine, machinery, memory
 from fedhist.simulation.clock import make_schedule, plan_versions
 from fedhist.simulation.run import Run
 
@@ -87,13 +87,13 @@ def test_several_devices_share_the_runs(task: fh.Task, monkeypatch: pytest.Monke
     names = ["fedavg", "dynsgd", "fedhist", "moon", "refl"]
     one = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
     used = []
-    original = engine.BatchedRounds
+    original = machinery.BatchedRounds
 
     def noted(runs: Any, device: torch.device) -> Any:
         used.append((str(device), len(runs)))
         return original(runs, device)
 
-    monkeypatch.setattr(engine, "BatchedRounds", noted)
+    monkeypatch.setattr(machinery, "BatchedRounds", noted)
     monkeypatch.setattr(engine, "devices_of", lambda _: [CPU, torch.device("cpu", 0)])
     two = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
     assert used == [("cpu", 3), ("cpu:0", 2)]

@@ -218,17 +218,17 @@ class Exchange:
             self._failed(node, time, "rejected", upload)
             return
         known.identity = upload.identity
+        try:  # before it is given a number, which may be taken from somebody else
+            upload = self._admitted(node, upload, [each.upload.norm for each in self._waiting], time)
+        except Refused as reason:
+            self._failed(node, time, "rejected", str(reason))
+            return
         client = self.clients.number(node, upload.identity, self._gone())
         if client is None:
             self._failed(node, time, "rejected", f"more than num_clients={self.clients.capacity} clients")
             return
         if any(client == each.client for each in self._waiting):
             self._failed(node, time, "rejected", f"client {upload.identity or client} is in this round already")
-            return
-        try:
-            upload = self._admitted(node, upload, [each.upload.norm for each in self._waiting], time)
-        except Refused as reason:
-            self._failed(node, time, "rejected", str(reason))
             return
         known.failures = 0
         self._unseen = True

@@ -230,7 +230,7 @@ class BatchedRounds:
         self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
         self._norms = torch.zeros((self._rounds, sum(self._ks)), device=device)
         self._lengths = torch.zeros((self._rounds, len(runs)), device=device)
-        self._recorded = 0
+        self._recorded = self._looked = 0
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
@@ -314,22 +314,28 @@ class BatchedRounds:
         """Evaluate all runs' models, those of a group at once, and bring the weights given since home."""
         with self._on_device():
             self._bring_home()
+            self._look()
             results: dict[int, Evaluation] = {}
             for members, group in zip(self._members, self._groups, strict=True):
                 results |= zip(members, group.evaluate(), strict=True)
         return [results[i] for i in range(len(self.runs))]
 
     def _bring_home(self) -> None:
-        """Copy the weights given since the last time into the histories, and look at the uploads' lengths."""
+        """Copy the weights given since the last time into the histories."""
         since = slice(self._recorded, int(self._done))
-        if since.start == since.stop:
-            return
-        weights, norms = (torch.split(table[since].cpu(), self._ks, dim=1) for table in (self._weights, self._norms))
-        lengths = self._lengths[since].cpu().numpy()
+        weights = torch.split(self._weights[since].cpu(), self._ks, dim=1)
         for i, run in enumerate(self.runs):
             run.history.weights[since] = weights[i].numpy()
-            run.look_at(since.start + 1, norms[i].numpy(), lengths[:, i])
         self._recorded = since.stop
+
+    def _look(self) -> None:
+        """Look at the uploads' lengths since the last time: at evaluations, whenever checkpoints are written."""
+        since = slice(self._looked, int(self._done))
+        norms, lengths = torch.split(self._norms[since].cpu(), self._ks, dim=1), self._lengths[since].cpu().numpy()
+        for i, run in enumerate(self.runs):
+            if since.start < since.stop:
+                run.look_at(since.start + 1, norms[i].numpy(), lengths[:, i])
+        self._looked = since.stop
 
     def state(self, round_: int) -> list[dict[str, Tensor]]:
         """Return what the runs need after a round, besides their models."""
@@ -338,6 +344,11 @@ class BatchedRounds:
             states: dict[int, dict[str, Tensor]] = {}
             for members, group in zip(self._members, self._groups, strict=True):
                 states |= {i: group.state(place, round_) for place, i in enumerate(members)}
+            unseen = slice(self._looked, round_)
+            norms = torch.split(self._norms[unseen], self._ks, dim=1)
+            lengths = self._lengths[unseen].T.contiguous()
+            for i in range(len(self.runs)):
+                states[i] |= {"unseen.norms": norms[i], "unseen.lengths": lengths[i]}
         return [states[i] for i in range(len(self.runs))]
 
     def restore(self, round_: int, states: Sequence[Mapping[str, Tensor]]) -> None:
@@ -346,6 +357,10 @@ class BatchedRounds:
             for members, group in zip(self._members, self._groups, strict=True):
                 for place, i in enumerate(members):
                     group.restore(place, round_, states[i])
+            unseen = [(state["unseen.norms"], state["unseen.lengths"][:, None]) for state in states]
+            self._looked = round_ - len(unseen[0][0])
+            for table, parts in zip((self._norms, self._lengths), zip(*unseen, strict=True), strict=True):
+                table[self._looked : round_] = torch.cat(parts, dim=1).to(self.device)
             self._done.fill_(round_)
         self._first, self._recorded = round_ + 1, round_
 

@@ -8,11 +8,14 @@ the clients remember, and the history so far.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import os
 import signal
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist import snapshot
+from fedhist import __version__, snapshot
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, number
 from fedhist.history import Record
 from fedhist.simulation.trial import Trial
@@ -72,9 +75,9 @@ def asked_to_stop() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(signum)
 
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, ask)
+    before = {signum: handler for signum, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+    for signum in before:
+        signal.signal(signum, ask)
     try:
         yield asked
     finally:
@@ -126,14 +129,35 @@ class Checkpoints:
         self._last, self._cost = time.perf_counter(), 0.0
         self._failing = False
         self._described: dict[int, dict[str, Any]] = {}
-        files = sorted(self.folder.glob("runs-*.safetensors"))
-        if files and not resume:
-            raise InvalidInput(f"checkpoint={folder} holds a run already; use resume= to go on, or another folder.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise InvalidInput(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
-        self._waves = [self._read(file) for file in files]
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        except OSError:
+            self.close()
+            raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
+        try:
+            self._waves = self._found(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        os.close(self._lock)
+
+    def _found(self, resume: bool) -> list[Wave]:
+        files = sorted(self.folder.glob("runs-*.safetensors"))
+        if files and not resume:
+            raise InvalidInput(
+                f"checkpoint={self.folder} holds a run already; use resume= to go on, or another folder."
+            )
+        for left in self.folder.glob(".runs-*.part"):  # by a process that was killed while it wrote
+            left.unlink()
+        return [self._read(file) for file in files]
 
     def begun(self, numbers: Sequence[int], trainer: str) -> list[Wave]:
         """Return the saved waves of these trials."""
@@ -199,10 +223,11 @@ class Checkpoints:
             snapshot.write(self.folder / name, KIND, tensors, state)
             self._failing = False
         except OSError as error:
+            kept = "and the one before is still there" if (self.folder / name).exists() else "without one"
             if not self._failing:  # once is enough, until it has worked again
                 warnings.warn(
                     f"the checkpoint after round {state['round']} could not be written to {self.folder} "
-                    f"({error.strerror or error}); the run goes on, and the one before is still there.",
+                    f"({error.strerror or error}); the run goes on, {kept}.",
                     CheckpointWarning,
                     stacklevel=2,
                 )
@@ -324,11 +349,31 @@ def outside_buffers(strategy: Strategy) -> dict[str, object]:
         for name, value in vars(module).items():
             if name in common:
                 continue
-            if isinstance(value, Tensor):
-                kept[f"{path}.{name}".lstrip(".")] = value.data_ptr(), value._version
-            elif isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, type(None))):
-                kept[f"{path}.{name}".lstrip(".")] = repr(value)
+            print_ = _fingerprint(value)
+            if print_ is not None:
+                kept[f"{path}.{name}".lstrip(".")] = print_
+        for name in module._non_persistent_buffers_set:
+            kept[f"{path}.{name}".lstrip(".")] = _fingerprint(getattr(module, name))
+    # What is restored must be what is saved: a buffer that appears later would find no place.
+    kept |= {f"buffer {name}": (tuple(t.shape), t.dtype) for name, t in strategy.state_dict().items()}
     return kept
+
+
+def _fingerprint(value: object) -> object:
+    """Return what shows whether a value has changed; None for what can hardly be memory, such as functions."""
+    if isinstance(value, torch.Generator):
+        value = value.get_state()
+    elif isinstance(value, np.random.Generator):
+        value = repr(value.bit_generator.state)
+    elif isinstance(value, dict):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, np.ndarray):
+        return _checksum(value)
+    if isinstance(value, (list, tuple, deque)):
+        return [_fingerprint(each) for each in value]
+    return repr(value) if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))) else None
 
 
 def refuse_hidden_state(run: Run) -> None:
@@ -358,13 +403,16 @@ def _checksum(*arrays: NDArray[Any]) -> str:
 
 def described(trial: Trial) -> dict[str, Any]:
     """Return what a saved run must agree with to go on: settings in words, data and model by their checksums."""
-    task = trial.task
+    task, recorded = trial.task, trial.schedule
     # Of the inputs a sample: another data set shows at once, and hashing all of one takes a second.
     tensors = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in (task.x, task.x_test)]
     tensors += [task.y, task.y_test, task.layout.flatten(task.build(trial.seed))]
     *data, model = (tensor.cpu().contiguous().view(torch.uint8).numpy() for tensor in tensors)
     return {
+        "fedhist": __version__,
+        "torch": torch.__version__,
         "method": trial.method.name,
+        "the strategy": _checksum(np.frombuffer(repr(outside_buffers(trial.method.strategy)).encode(), np.uint8)),
         "objective": _said(trial.method.objective),
         "task": task.name,
         "clients": task.num_clients,
@@ -380,7 +428,7 @@ def described(trial: Trial) -> dict[str, Any]:
         "faults": None if trial.faults is None else repr(trial.faults),
         "bad_updates": trial.bad_updates,
         "max_norm_ratio": trial.max_norm_ratio,
-        "the schedule": None if trial.schedule is None else _checksum(trial.schedule.clients, trial.schedule.staleness),
+        "the schedule": None if recorded is None else _checksum(recorded.clients, recorded.staleness, recorded.arrived),
         "the data": _checksum(*data, task.examples, task.offsets),
         "the first model": _checksum(model),
     }

@@ -284,9 +284,21 @@ def simulate_many(
     check_room({Path(t.record): t.recorded for t in trials if t.record is not None}, resume=resume is not None)
     planned = _planned(trials)
     kinds = trainers_of(trainer, trials, devices[0])
-    saved = None
-    if folder is not None:
-        saved = Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)
+    if folder is None:
+        return _carried_out(trials, planned, kinds, devices, on_round, None)
+    with contextlib.closing(Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)) as saved:
+        return _carried_out(trials, planned, kinds, devices, on_round, saved)
+
+
+def _carried_out(
+    trials: Sequence[Trial],
+    planned: Sequence[tuple[Schedule, VersionPlan]],
+    kinds: list[str],
+    devices: Sequence[torch.device],
+    on_round: OnRound | None,
+    saved: Checkpoints | None,
+) -> list[History]:
+    """Run all trials, in waves of those that fit together, and return their histories."""
     histories: dict[int, History] = {}
     lost: dict[int, DivergedError] = {}
     todo = list(range(len(trials)))
@@ -319,6 +331,7 @@ def simulate_many(
             )
         todo = list(suspects)
     if len(lost) == len(trials):
+        lost[0].histories = [histories[i] for i in range(len(trials))]
         raise lost[0]
     for i, trial in enumerate(trials):
         if trial.record is not None:
@@ -364,7 +377,7 @@ def _distinct(methods: list[Method]) -> list[Method]:
 def _recording(runs: Sequence[Run], done: int) -> Iterator[list[Tape]]:
     """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
     with contextlib.ExitStack() as stack:
-        tapes = [run.tape for run in runs if run.tape is not None]
+        tapes = [run.tape for run in runs if run.tape is not None and run.suspect is None]
         for tape in tapes:
             stack.enter_context(contextlib.closing(tape))
             tape.begin(done)

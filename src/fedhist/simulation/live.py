@@ -74,7 +74,7 @@ class _Live:
         """Take in arrivals until K are good, then let the server close the round."""
         run, good, in_a_row = self.run, list[tuple[Start, Tensor, float]](), 0
         self.screen.norms.model = _length(run.model)
-        while len(good) < run.schedule.k:
+        while len(good) < run.schedule.k or self._colluded(good, round_):
             start = self._next(run.schedule.k - len(good))
             try:
                 delta, norm = self._judged(start, round_, [norm for _, _, norm in good])
@@ -88,6 +88,26 @@ class _Live:
                 in_a_row = 0
                 good.append((start, delta, norm))
         self._close(round_, good)
+
+    def _colluded(self, good: list[tuple[Start, Tensor, float]], round_: int) -> bool:
+        """Send back what attackers who wait for the others of their round overdo; return whether somebody has."""
+        run = self.run
+        if run.attack is None or not run.attack.colludes:
+            return False
+        honest = self._arrivals(torch.stack([delta for _, delta, _ in good]), [start for start, _, _ in good], round_)
+        sent = run.as_sent(honest, torch.tensor(round_ - 1)).deltas
+        others, bad = [norm for _, _, norm in good], list[tuple[Start, Refused]]()
+        for i, (start, delta, _) in enumerate(good):
+            try:
+                check_form(Received(sent[i], start.client, start.version), Received(delta, start.client, start.version),
+                           run.task.num_clients, round_)  # fmt: skip
+                self.screen.scale(_length(sent[i]), others)
+            except Refused as refusal:
+                bad.append((start, refusal))
+        for start, why in bad:
+            self._sent_back(start, round_, why)
+        good[:] = [each for each in good if all(each[0] is not start for start, _ in bad)]
+        return bool(bad)
 
     def _next(self, wanted: int) -> Start:
         """Return the next arrival; it and those that may follow are computed together."""

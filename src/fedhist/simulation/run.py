@@ -152,8 +152,10 @@ class Run:
         """
         if self.lost is not None or self.suspect is not None:
             return
+        finite = norms[np.isfinite(norms)]
+        lowest = float(finite.min()) if finite.size else 0.0
         with np.errstate(invalid="ignore"):
-            fine = norms <= self.norms.factor * models[:, None]
+            fine = norms <= self.norms.harmless(lowest, models)[:, None]
         if fine.all():
             self.norms.recent.extend(norms.ravel()[-REMEMBERED:].tolist())
             return
