@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,48 @@ def test_defences_under_attack_are_resumed_to_the_bit(
     with pytest.raises(Stopped):
         fh.simulate(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
     assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)
+
+
+@pytest.mark.parametrize("kind", ["array", "deque", "generator", "unsaved buffer", "late buffer"])
+def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path, kind: str) -> None:
+    class Hiding(fh.FedAvg):
+        def setup(self, *arguments: Any, **more: Any) -> Any:
+            super().setup(*arguments, **more)
+            self.array, self.deque, self.generator = np.zeros(3), deque([1]), torch.Generator()
+            self.register_buffer("unsaved", torch.zeros(2), persistent=False)
+            self.register_buffer("late", None)
+            return self
+
+        def forward(self, arrivals: fh.Arrivals) -> Tensor:
+            change = {
+                "array": lambda: self.array.__setitem__(0, self.array[0] + 1),
+                "deque": lambda: self.deque.append(2),
+                "generator": lambda: torch.rand(1, generator=self.generator),
+                "unsaved buffer": lambda: self.unsaved.add_(1),
+                "late buffer": lambda: setattr(self, "late", torch.zeros(3)),
+            }
+            change[kind]()
+            return super().forward(arrivals)
+
+    with pytest.raises(fh.InvalidInput, match="which is no buffer, so a checkpoint would lose it"):
+        fh.simulate(Hiding(), make_task(), **options(), checkpoint=tmp_path)
+
+
+def test_one_process_at_a_time(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    def again(*_: object) -> None:
+        with pytest.raises(fh.InvalidInput, match="is in use by another process"):
+            fh.simulate("fedavg", make_task(), **options(), resume=tmp_path)
+
+    fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path, on_round=again)
+    assert fh.simulate("fedavg", make_task(), **options(), resume=tmp_path).rounds == ROUNDS
+
+
+def test_other_options_that_no_name_shows_are_noticed(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    class Quiet(fh.FedAvg):
+        def __init__(self, rate: float = 0.9) -> None:
+            super().__init__()
+            self._rate = rate
+
+    fh.simulate(Quiet(0.9), make_task(), **options(), checkpoint=tmp_path)
+    with pytest.raises(fh.FedHistError, match="holds another run: the strategy is"):
+        fh.simulate(Quiet(0.1), make_task(), **options(), resume=tmp_path)

@@ -207,6 +207,35 @@ def test_a_run_that_cannot_go_on_loses_nobody_else(make_task: Callable[..., fh.T
     assert fine.round == [3, 6]
 
 
+def test_colluders_who_overdo_it_are_sent_back(make_task: Callable[..., fh.Task]) -> None:
+    seen: list[float] = []
+
+    class Watching(fh.FedAvg):
+        def forward(self, arrivals: fh.Arrivals) -> Tensor:
+            seen.append(float(arrivals.deltas.norm(dim=1).max()))
+            return super().forward(arrivals)
+
+    attack = fh.LittleIsEnough(share=0.25, z=1e9)
+    history = fh.simulate(Watching(), make_task(), k=3, rounds=20, local=LOCAL, attack=attack, faults=fh.Faults())
+    assert max(seen) < 100
+    assert {event["client"] for event in history.events[1:]} == set(history.events[0]["clients"])
+
+
+def test_recorded_runs_that_begin_again_are_resumed(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    task, recordings = make_task(), []
+    task.x[task.client(5)[0]] = torch.nan
+    given: dict[str, Any] = {"k": 3, "rounds": 20, "eval_every": 5, "local": fh.LocalSGD(lr=0.1, batch_size=200)}
+    for name, stops in (("whole", []), ("stopped", [12, 16])):
+        more = {**given, "record": tmp_path / name, "resume": tmp_path / f"{name}-state", "checkpoint_every": 0}
+        for round_ in stops:
+            with pytest.warns(BegunAgain), pytest.raises(Stopped):
+                fh.simulate("fedhist", task, **more, on_round=stop_after(round_))
+        with pytest.warns(BegunAgain):
+            fh.simulate("fedhist", task, **more)
+        recordings.append((tmp_path / name / "uploads.npy").read_bytes())
+    assert recordings[0] == recordings[1]
+
+
 def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     with pytest.raises(fh.InvalidInput, match="add up to 1.2, which is more than 1"):
