@@ -12,11 +12,11 @@ demo: $(READY)
 flower-demo: $(READY)
 	$(BIN)/python examples/flower/demo.py
 
-# The tests with real processes mostly wait, so they run beside the others.
+# The tests with real processes mostly wait, so they run beside the others, which share two cores.
 NETWORK := tests/flower/test_network.py
 test: lint
 	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
-	$(BIN)/python -m pytest -q --ignore=$(NETWORK); others=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --ignore=$(NETWORK); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
 lint: $(READY)

@@ -85,7 +85,7 @@ def test_a_schedule_from_elsewhere(tmp_path: Path) -> None:
     assert np.unique(fh.History.load(tmp_path / "a").clients).tolist() == list(range(9))
     wrong = fedhist("run", *QUICK, "--schedule", "none.csv", "--out", "b", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert wrong.stderr == "Error: schedule=none.csv cannot be read: No such file or directory.\n"
+    assert wrong.stderr == f"Error: schedule={tmp_path / 'none.csv'} cannot be read: No such file or directory.\n"
 
 
 def test_tensorboard_goes_on_after_an_interruption(tmp_path: Path) -> None:

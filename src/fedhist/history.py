@@ -181,7 +181,7 @@ class History:
         )
         for name, table in (("clients", self.about_clients), ("traces", self.traces)):
             if table:
-                write_arrays(folder / f"{name}.npz", **table)
+                write_arrays(folder / f"{name}.npz", **dict(sorted(table.items())))
         with whole_file(folder / "summary.json") as part:
             part.write_text(summary)
 
