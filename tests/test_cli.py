@@ -249,6 +249,11 @@ def test_several_strategies_belong_to_compare(tmp_path: Path) -> None:
     assert result.returncode == 2 and "use fedhist compare" in result.stderr
 
 
+def hearing() -> None:
+    """Let a process hear Ctrl-C, also where whoever started the tests does not, as a shell in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -263,7 +268,7 @@ def test_interrupted(tmp_path: Path) -> None:
         "--out",
         "a",
     ]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=hearing) as process:  # noqa: PLW1509
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("round "):

@@ -22,12 +22,13 @@ def norms(recent: list[float], model: float = 10.0) -> Norms:
     [
         ([0.01] * 9, 10_000.0, 0.01),  # a million times the others
         ([0.01] * 9, 9.9, None),  # not a thousand times
-        ([1e-6] * 9, 0.9, None),  # a million times, but short against the model
-        ([1e-6] * 9, 1.1, 1e-6),
+        ([1e-6] * 9, 99.0, None),  # a million times and more, but not long against the model
+        ([1e-6] * 9, 101.0, 1e-6),
         ([], 9_999.0, None),  # nothing known but the model
         ([], 10_001.0, 10.0),
         ([1e-9], 9_999.0, None),  # one says nothing
-        ([0.0] * 9, 1e9, None),
+        ([0.0] * 9, 9_999.0, None),  # nor do those who do nothing
+        ([0.0] * 9, 10_001.0, 10.0),
     ],
 )
 def test_by_hand(recent: list[float], norm: float, usual: float | None) -> None:

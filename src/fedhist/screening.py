@@ -15,8 +15,8 @@ POLICIES = ("reject", "clip", "stop")
 """What is done with a bad upload: leave it out, shorten one that is only too long, or end the run."""
 MAX_NORM_RATIO = 1000.0
 """How many times as long as usual an upload may be."""
-SHORT = 0.1
-"""Of the model's length: uploads up to it do no great harm, however short the others are."""
+LONG = 10.0
+"""Times the model's length: uploads up to it are let in, however short the others are."""
 FEW = 5
 """Lengths that must be known before their median counts alone."""
 REMEMBERED = 100
@@ -43,9 +43,9 @@ class Norms:
         and still be short; it is let in. While few lengths are known, the model's own is usual.
         """
         usual = self.median(others)
-        if len(self.recent) + len(others) < FEW:
+        if len(self.recent) + len(others) < FEW or usual == 0:
             usual = max(usual, self.model)
-        return usual if usual > 0 and norm > self.factor * usual and norm > SHORT * self.model else None
+        return usual if usual > 0 and norm > self.factor * usual and norm > LONG * self.model else None
 
     def median(self, others: Iterable[float]) -> float:
         """Return the median of recent lengths and others; 0 if there are none."""
@@ -55,7 +55,7 @@ class Norms:
     def harmless(self, lowest: float, model: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return up to which length no upload is absurd, if none of those known is shorter than `lowest`."""
         low = min([lowest, *self.recent])
-        bound: NDArray[np.float32] = np.maximum(SHORT * model, self.factor * np.minimum(low, model) if low > 0 else 0)
+        bound: NDArray[np.float32] = np.maximum(LONG * model, self.factor * np.minimum(low, model) if low > 0 else 0)
         return bound
 
 

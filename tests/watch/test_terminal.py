@@ -16,6 +16,7 @@ import fedhist as fh
 from fedhist.history import Record
 from fedhist.watch import terminal as module
 from fedhist.watch.terminal import WINDOW, Pace, Terminal
+from tests.test_cli import hearing
 
 
 def shown(view: Terminal) -> list[str]:
@@ -175,7 +176,14 @@ def test_on_a_real_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fedhist", "run", "--clients", "20", "--k", "4", "--rounds", "30", "--out", "a"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm-256color"}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        preexec_fn=hearing,  # noqa: PLW1509
+    ) as process:
         os.close(theirs)
         seen = b""
         while True:
