@@ -172,9 +172,9 @@ class Run:
     def _doubt(self, round_: int, place: int, row: list[float], model: float) -> None:
         what = "a huge update" if math.isfinite(row[place]) else "NaN or infinity"
         known = row if len(row) > 2 else [*self.norms.recent, *row]
-        usual = statistics.median(each if math.isfinite(each) else math.inf for each in known)
+        usual = statistics.median_low(each if math.isfinite(each) else math.inf for each in known)
         one = f"client {self.schedule.clients[round_ - 1, place]} uploaded {what} in round {round_}"
-        if len(known) > 2 and (math.isinf(usual) or usual > model > 0):
+        if len(known) > 1 and (math.isinf(usual) or usual > model > 0):
             self.diverged(round_, f"most clients uploaded {what} in round {round_}")
         elif self.trial.schedule is not None:  # others cannot come in its place
             self.diverged(round_, one)
