@@ -118,12 +118,12 @@ class Tape:
         """Open the files; what they hold beyond the rounds done is discarded."""
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / ABOUT).exists() and read_about(self.folder)[0] != self.about:
+                raise FedHistError(f"{self.folder} holds the recording of another run, with which this cannot go on.")
             if done == 0:
                 told = np.frombuffer(json.dumps(asdict(self.about)).encode(), np.uint8)
                 start = self._start.cpu().numpy()
                 write_arrays(self.folder / ABOUT, about=told, start=start, num_examples=self._num_examples)
-            elif read_about(self.folder)[0] != self.about:
-                raise FedHistError(f"{self.folder} holds the recording of another run, with which this cannot go on.")
             for name in self.about.shapes:
                 header = self.about.header(name)
                 file = self._files[name] = (self.folder / name).open("r+b" if done else "w+b")

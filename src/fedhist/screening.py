@@ -39,8 +39,8 @@ class Norms:
     def absurd(self, norm: float, others: Collection[float]) -> float | None:
         """Return the usual length if `norm` is more than `factor` times as long, and long against the model.
 
-        Where most clients have nothing left to learn, one that has may be thousands of times as long as they are
-        and still be short; it is let in. While few lengths are known, the model's own is usual.
+        Where most clients have nothing left to learn, one that has may be thousands of times as long as they are;
+        it is let in. While few lengths are known, or most are zero, the model's own is usual.
         """
         usual = self.median(others)
         if len(self.recent) + len(others) < FEW or usual == 0:

@@ -65,7 +65,7 @@ class Trial:
         What to do with an upload that is no number, is absurdly long or is not what was asked for: "reject" it,
         "clip" it if only its length is wrong, or "stop".
     max_norm_ratio
-        How many times as long as usual an upload may be, unless it is short against the model.
+        How many times as long as usual an upload may be; up to ten times the model's length it always may.
     record
         A folder in which to keep all uploads, for :func:`fedhist.replay`, and the history.
     record_dtype
