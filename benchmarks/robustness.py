@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhist.errors import in_a_sentence
-from fedhist.methods import as_method
 from fedhist.paper.__main__ import main
 from fedhist.paper.cells import Cell, Experiment, Scale
 from fedhist.paper.tables import Results, by_seed, final, markdown, shown
+from fedhist.simulation.methods import as_method
 
 METHODS = ("fedavg", "refl", "fedhist")
 DEFENCES = ("", " + norm-clip", " + median", " + trimmed", " + krum")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
-from fedhist.simulation.attacks import ATTACKS
 from fedhist.simulation.engine import BegunAgain
+from fedhist.world.attacks import ATTACKS
 from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
 from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
 

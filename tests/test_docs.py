@@ -13,11 +13,11 @@ import click
 import pytest
 import typer.main
 
-from fedhist import bench, cli
-from fedhist.experiment import devices_of, faults_of, methods_of
+from fedhist.command import bench, cli
+from fedhist.command.experiment import devices_of, faults_of, methods_of
+from fedhist.command.settings import Settings
 from fedhist.paper import __main__ as paper
-from fedhist.settings import Settings
-from fedhist.simulation.attacks import as_attack
+from fedhist.world.attacks import as_attack
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]

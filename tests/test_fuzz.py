@@ -30,19 +30,19 @@ import pytest
 import torch
 
 import fedhist as fh
-from fedhist import snapshot
+from fedhist.command.experiment import devices_of, methods_of
+from fedhist.command.settings import Settings
 from fedhist.data import datasets
 from fedhist.data.datasets import DATASETS
 from fedhist.data.formats import read_digits
-from fedhist.experiment import devices_of, methods_of
-from fedhist.files import read_bytes
-from fedhist.history import Comparison
 from fedhist.paper import runner, tables
 from fedhist.paper.cells import Cell
 from fedhist.report.curves import draw_curves
 from fedhist.report.table import rows
-from fedhist.settings import Settings
-from fedhist.simulation.clock import plan_versions, recorded_schedule
+from fedhist.store import snapshot
+from fedhist.store.files import read_bytes
+from fedhist.store.history import Comparison
+from fedhist.world.clock import plan_versions, recorded_schedule
 from tests.mutations import inside_gzip, inside_zip, mutated, put_in_the_way
 
 TIMES, SEED = int(os.environ.get("FEDHIST_FUZZ", "300")), os.environ.get("FEDHIST_FUZZ_SEED", "0")

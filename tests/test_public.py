@@ -85,7 +85,7 @@ def test_public_names_are_told_to_type_checkers() -> None:
 
 
 def test_command_line_starts_without_torch() -> None:
-    code = "import sys, fedhist.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, fedhist.command.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False False"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import fedhist
-from fedhist.methods import DEFENCES, METHODS
-from fedhist.settings import Settings
-from fedhist.simulation.attacks import ATTACKS
-from fedhist.simulation.devices import DEVICES
+from fedhist.command.settings import Settings
+from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.world.attacks import ATTACKS
+from fedhist.world.speeds import DEVICES
 from tests.report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parent.parent

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fedhist
-from fedhist.methods import DEFENCES, METHODS
-from fedhist.settings import Settings
-from fedhist.simulation.attacks import ATTACKS
-from fedhist.simulation.devices import DEVICES
-from fedhist.simulation.faults import Faults
+from fedhist.command.settings import Settings
+from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.world.attacks import ATTACKS
+from fedhist.world.faults import Faults
+from fedhist.world.speeds import DEVICES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 import fedhist as fh
-from fedhist.watch import figures, fresh
+from fedhist.report.live import figures, fresh
 
 
 class MLflow:

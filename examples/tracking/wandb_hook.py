@@ -8,7 +8,7 @@ from typing import Any
 import wandb
 
 import fedhist as fh
-from fedhist.watch import figures, fresh
+from fedhist.report.live import figures, fresh
 
 
 class WandB:

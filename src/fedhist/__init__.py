@@ -11,63 +11,63 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Arrivals": "arrivals",
-    "Attack": "simulation.attacks",
+    "Arrivals": "strategies.arrivals",
+    "Attack": "world.attacks",
     "BadUpload": "errors",
-    "Comparison": "history",
-    "Constant": "simulation.devices",
-    "Contrastive": "objectives",
+    "Comparison": "store.history",
+    "Constant": "world.speeds",
+    "Contrastive": "clients.objectives",
     "CoordinateMedian": "strategies",
-    "CrossEntropy": "objectives",
+    "CrossEntropy": "clients.objectives",
     "DataError": "errors",
     "Defence": "strategies",
     "DivergedError": "errors",
     "DynSGD": "strategies",
-    "Explicit": "simulation.devices",
-    "Exponential": "simulation.devices",
-    "Faults": "simulation.faults",
+    "Explicit": "world.speeds",
+    "Exponential": "world.speeds",
+    "Faults": "world.faults",
     "FedAvg": "strategies",
     "FedHist": "strategies",
     "FedHistError": "errors",
-    "History": "history",
+    "History": "store.history",
     "InvalidInput": "errors",
     "Krum": "strategies",
-    "LabelFlip": "simulation.attacks",
-    "LeNet": "models",
-    "LittleIsEnough": "simulation.attacks",
-    "LocalSGD": "training",
-    "LogNormal": "simulation.devices",
-    "Method": "methods",
+    "LabelFlip": "world.attacks",
+    "LeNet": "data.models",
+    "LittleIsEnough": "world.attacks",
+    "LocalSGD": "clients.local",
+    "LogNormal": "world.speeds",
+    "Method": "simulation.methods",
     "NormClip": "strategies",
-    "Pareto": "simulation.devices",
+    "Pareto": "world.speeds",
     "Private": "strategies",
-    "Proximal": "objectives",
+    "Proximal": "clients.objectives",
     "REFL": "strategies",
-    "Record": "history",
-    "Recording": "recording",
-    "Replay": "replays",
-    "SameValue": "simulation.attacks",
-    "ScaledNoise": "simulation.attacks",
-    "Schedule": "simulation.clock",
-    "SignFlip": "simulation.attacks",
-    "SlowGroup": "simulation.devices",
+    "Record": "store.history",
+    "Recording": "store.recording",
+    "Replay": "simulation.replay",
+    "SameValue": "world.attacks",
+    "ScaledNoise": "world.attacks",
+    "Schedule": "world.clock",
+    "SignFlip": "world.attacks",
+    "SlowGroup": "world.speeds",
     "SplitNotice": "data",
     "Strategy": "strategies",
     "TWAFL": "strategies",
     "Task": "data",
     "Trial": "simulation.trial",
     "TrimmedMean": "strategies",
-    "Uniform": "simulation.devices",
+    "Uniform": "world.speeds",
     "WKAFL": "strategies",
     "compare": "simulation.engine",
     "dirichlet": "data",
     "exclusive": "data",
     "iid": "data",
     "load_task": "data",
-    "make_schedule": "simulation.clock",
-    "random_arrivals": "simulation.devices",
-    "read_schedule": "simulation.arrival_log",
-    "replay": "replays",
+    "make_schedule": "world.clock",
+    "random_arrivals": "world.speeds",
+    "read_schedule": "world.arrival_log",
+    "replay": "simulation.replay",
     "shards": "data",
     "simulate": "simulation.engine",
     "simulate_many": "simulation.engine",
@@ -89,31 +89,17 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fedhist.arrivals import Arrivals
+    from fedhist.clients.local import LocalSGD
+    from fedhist.clients.objectives import Contrastive, CrossEntropy, Proximal
     from fedhist.data import SplitNotice, Task, dirichlet, exclusive, iid, load_task, shards
+    from fedhist.data.models import LeNet
     from fedhist.errors import BadUpload, DataError, DivergedError, FedHistError, InvalidInput
-    from fedhist.history import Comparison, History, Record
-    from fedhist.methods import Method
-    from fedhist.models import LeNet
-    from fedhist.objectives import Contrastive, CrossEntropy, Proximal
-    from fedhist.recording import Recording
-    from fedhist.replays import Replay, replay
-    from fedhist.simulation.arrival_log import read_schedule
-    from fedhist.simulation.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
-    from fedhist.simulation.clock import Schedule, make_schedule
-    from fedhist.simulation.devices import (
-        Constant,
-        Explicit,
-        Exponential,
-        LogNormal,
-        Pareto,
-        SlowGroup,
-        Uniform,
-        random_arrivals,
-    )
     from fedhist.simulation.engine import compare, simulate, simulate_many
-    from fedhist.simulation.faults import Faults
+    from fedhist.simulation.methods import Method
+    from fedhist.simulation.replay import Replay, replay
     from fedhist.simulation.trial import Trial
+    from fedhist.store.history import Comparison, History, Record
+    from fedhist.store.recording import Recording
     from fedhist.strategies import (
         REFL,
         TWAFL,
@@ -129,4 +115,18 @@ if TYPE_CHECKING:
         Strategy,
         TrimmedMean,
     )
-    from fedhist.training import LocalSGD
+    from fedhist.strategies.arrivals import Arrivals
+    from fedhist.world.arrival_log import read_schedule
+    from fedhist.world.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
+    from fedhist.world.clock import Schedule, make_schedule
+    from fedhist.world.faults import Faults
+    from fedhist.world.speeds import (
+        Constant,
+        Explicit,
+        Exponential,
+        LogNormal,
+        Pareto,
+        SlowGroup,
+        Uniform,
+        random_arrivals,
+    )

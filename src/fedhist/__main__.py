@@ -1,5 +1,5 @@
 """``python -m fedhist``."""
 
-from fedhist.cli import main
+from fedhist.command.cli import main
 
 main()

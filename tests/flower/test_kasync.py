@@ -18,8 +18,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from torch import nn
 
 import fedhist as fh
+from fedhist.clients import Job, ReferenceTrainer
 from fedhist.flower import KAsync, load, received, reply
-from fedhist.training import Job, ReferenceTrainer
 from tests.flower.grid import Behaviour, FakeGrid, VirtualClock
 
 START = {"w": torch.zeros(4), "b": torch.ones(2, 2)}
@@ -478,7 +478,7 @@ def test_a_full_disk_does_not_stop_the_server(grid: FakeGrid, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedhist.snapshot.write", full)
+    monkeypatch.setattr("fedhist.store.snapshot.write", full)
     history = run(grid, rounds=2, checkpoint=tmp_path).history
     assert history.rounds == 2
     reasons = [event["reason"] for event in history.events if event["event"] == "not saved"]

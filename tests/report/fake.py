@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import fedhist as fh
-from fedhist.history import sample
-from fedhist.settings import Settings
+from fedhist.command.settings import Settings
+from fedhist.store.history import sample
 
 CLASSES = 10
 

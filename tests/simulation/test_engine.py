@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
+from fedhist.clients import Job, ReferenceTrainer
 from fedhist.simulation.engine import BegunAgain
-from fedhist.training import Job, ReferenceTrainer
 
 EVERY = ["fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)

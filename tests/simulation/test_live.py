@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.simulation.clock import LiveClock, make_schedule
 from fedhist.simulation.engine import BegunAgain
+from fedhist.world.clock import LiveClock, make_schedule
 from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
 
 FAULTS = {

@@ -15,8 +15,8 @@ from torch import nn
 
 import fedhist as fh
 from fedhist.simulation import batched, engine, machinery, memory
-from fedhist.simulation.clock import make_schedule, plan_versions
 from fedhist.simulation.run import Run
+from fedhist.world.clock import make_schedule, plan_versions
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
 CPU = torch.device("cpu")

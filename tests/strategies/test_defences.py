@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedhist as fh
-from fedhist.methods import as_method
+from fedhist.simulation.methods import as_method
 from fedhist.strategies.robust import defence as module
 from fedhist.strategies.robust.krum import krum_scores
 from fedhist.strategies.robust.median import weighted_median

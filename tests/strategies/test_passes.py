@@ -14,7 +14,7 @@ import fedhist as fh
 from fedhist import native
 from fedhist.strategies import compiled, passes
 from fedhist.strategies import fedhist as module
-from fedhist.strategies.passes import Memory
+from fedhist.strategies.fused.passes import Memory
 
 GPU = torch.cuda.device_count() > 0
 

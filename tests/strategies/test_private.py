@@ -19,8 +19,8 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (pip
 import dp_accounting
 
 import fedhist as fh
-from fedhist.methods import as_method
 from fedhist.noise import gaussian, keyed, secret_gaussian
+from fedhist.simulation.methods import as_method
 from fedhist.strategies import private
 from fedhist.strategies.private import clipped, gaussian_epsilon
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from fedhist.data import partition
 from fedhist.data.download import download
 from fedhist.data.formats import Bytes, Labels, read_cifar, read_digits, read_labelled
+from fedhist.data.models import LeNet
 from fedhist.data.task import Task
 from fedhist.errors import DataError, reason, require, shown, unknown, whole
-from fedhist.files import largest_content, plain, read_bytes, read_gzip, whole_file
-from fedhist.models import LeNet
+from fedhist.store.files import largest_content, plain, read_bytes, read_gzip, whole_file
 from fedhist.streams import Stream
 
 Progress = Callable[[str, int, int], None]

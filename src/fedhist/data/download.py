@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedhist.errors import DataError
-from fedhist.files import whole_file
+from fedhist.store.files import whole_file
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0

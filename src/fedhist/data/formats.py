@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.data.pickled import PickledArray, read_pickle
-from fedhist.files import read_gzip
+from fedhist.store.files import read_gzip
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from fedhist.data.layout import Layout
 from fedhist.errors import InvalidInput, require
-from fedhist.parameters import Layout
 from fedhist.streams import Stream
 
 Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedhist.errors import InvalidInput, number, positive
 from fedhist.flower.wire import LAYOUT, Wire, pack, unpack
 from fedhist.noise import secret_gaussian
-from fedhist.screening import Refused
 from fedhist.strategies.private import clipped
+from fedhist.strategies.screening import Refused
 
 ARRAYS, METRICS, CONFIG, EXAMPLES, IDENTITY = "arrays", "metrics", "config", "num-examples", "client-id"
 """Flower's own names for records, and ours for who a client is."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from fedhist.errors import BadUpload, InvalidInput, number, positive, whole
-from fedhist.screening import MAX_NORM_RATIO, Refused, Screen
+from fedhist.strategies.screening import MAX_NORM_RATIO, Refused, Screen
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""

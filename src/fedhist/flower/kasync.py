@@ -14,10 +14,10 @@ from flwr.serverapp.strategy import Result
 from fedhist.errors import FedHistError, choice, number, positive, require, whole
 from fedhist.flower.client import ARRAYS, CONFIG, EXAMPLES
 from fedhist.flower.session import EvaluateFn, Session
-from fedhist.history import History
-from fedhist.methods import Method, as_method
-from fedhist.screening import MAX_NORM_RATIO, POLICIES
+from fedhist.simulation.methods import Method, as_method
+from fedhist.store.history import History
 from fedhist.strategies import Private, Strategy
+from fedhist.strategies.screening import MAX_NORM_RATIO, POLICIES
 
 
 class Clock(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
-from fedhist.screening import Refused
+from fedhist.strategies.screening import Refused
 
 MOST_EXAMPLES = 1e12
 """More than anybody has."""

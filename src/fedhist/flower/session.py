@@ -18,18 +18,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedhist import snapshot
-from fedhist.arrivals import Arrivals
 from fedhist.errors import DivergedError, FedHistError, reason
 from fedhist.flower.client import upload_identity
 from fedhist.flower.exchange import Arrival, Exchange, Upload
 from fedhist.flower.metrics import MOST_EXAMPLES, averaged, examples_in, reported
 from fedhist.flower.wire import LAYOUT, Wire, decode, pack, unpack
-from fedhist.history import History, Record
-from fedhist.screening import Refused
+from fedhist.store import snapshot
+from fedhist.store.history import History, Record
 from fedhist.strategies import FedHist
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import widen
 from fedhist.strategies.fedhist import default_history
+from fedhist.strategies.screening import Refused
 
 if TYPE_CHECKING:
     from fedhist.flower.kasync import KAsync

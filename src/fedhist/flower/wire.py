@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.arrays import decode as read_array
 from fedhist.errors import InvalidInput, require
-from fedhist.screening import Refused
+from fedhist.store.arrays import decode as read_array
+from fedhist.strategies.screening import Refused
 
 PACKED, LAYOUT = "packed", "fedhist-layout"
 """The one array of a packed model, and the record that says what lies where in it."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedhist.errors import in_a_sentence, unknown, whole
-from fedhist.files import whole_file
 from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell, Experiment
 from fedhist.paper.figures import FIGURES
 from fedhist.paper.runner import pack, results, run
 from fedhist.paper.tables import TABLES, Results, tuned_cells
+from fedhist.store.files import whole_file
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from fedhist.clients import LocalSGD
 from fedhist.data import Task, load_task
-from fedhist.simulation.devices import LogNormal, SlowGroup
 from fedhist.simulation.trial import Trial
-from fedhist.training import LocalSGD
+from fedhist.world.speeds import LogNormal, SlowGroup
 
 COMPARED = {
     "FedAvg": "fedavg",

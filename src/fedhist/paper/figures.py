@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhist.files import whole_file
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, SENSITIVITY
 from fedhist.paper.tables import Results, beta_name, by_seed, changed, final, rare_accuracy, shown
 from fedhist.report.curves import COLOURS, DASHES
+from fedhist.store.files import whole_file
 
 FAR = -7.0, 3.0
 """Points from the defaults at which the axis of the sensitivities ends, so that small differences can be seen."""

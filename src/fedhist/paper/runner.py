@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
 from fedhist.errors import DivergedError, FedHistError, number, reason, require, shown, whole
-from fedhist.files import parse_json, read_lines, read_text, whole_file
-from fedhist.history import History
 from fedhist.paper.cells import LAST, Cell
 from fedhist.report.statistics import tier_shares
 from fedhist.simulation.engine import OnRound, simulate_many
 from fedhist.simulation.machinery import devices_of
 from fedhist.simulation.trial import Trial
+from fedhist.store.files import parse_json, read_lines, read_text, whole_file
+from fedhist.store.history import History
 
 ARCHIVE = "runs.jsonl.gz"
 ATTACKERS = ("attackers_uploads", "attackers_weight")

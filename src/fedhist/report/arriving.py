@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.history import Comparison, History
 from fedhist.report import figure
 from fedhist.report.clients import clients_of, speed_order
 from fedhist.report.figure import (
@@ -37,6 +36,7 @@ from fedhist.report.figure import (
     values,
 )
 from fedhist.report.gather import Group
+from fedhist.store.history import Comparison, History
 
 BINS = 60
 """Bars of a histogram, at most."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.history import History
 from fedhist.report.figure import (
     DIVERGING,
     MUTED,
@@ -32,6 +31,7 @@ from fedhist.report.figure import (
 )
 from fedhist.report.gather import Group
 from fedhist.report.statistics import rank_correlation, tier_shares
+from fedhist.store.history import History
 
 Ids = NDArray[np.int64]
 TOLD = 5

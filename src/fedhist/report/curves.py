@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhist.files import whole_file
-from fedhist.history import Comparison
+from fedhist.store.files import whole_file
+from fedhist.store.history import Comparison
 
 # Okabe and Ito's palette, told apart by colour-blind readers; dashes help in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedhist.history import History
 from fedhist.report.curves import look
 from fedhist.report.gather import Group
+from fedhist.store.history import History
 
 Floats = NDArray[np.float64]
 POINTS = 200

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
-from fedhist.history import Comparison, History
+from fedhist.store.history import Comparison, History
 
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.history import History
 from fedhist.report import figure
 from fedhist.report.clients import tiers
 from fedhist.report.figure import (
@@ -32,6 +31,7 @@ from fedhist.report.figure import (
     values,
 )
 from fedhist.report.gather import Group
+from fedhist.store.history import History
 
 MOST_CLASSES = 20
 """Classes that are drawn as points; more are drawn as a heat map."""

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fedhist import __version__
+from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, unknown
-from fedhist.files import whole_file
-from fedhist.history import Comparison
 from fedhist.report import arriving, clients, learning
 from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Looks, counted, listed, shown_methods
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.statistics import FEW, half_width, holm, paired
 from fedhist.report.table import cells, rows
-from fedhist.settings import Settings
+from fedhist.store.files import whole_file
+from fedhist.store.history import Comparison
 
 FEW_GROUPS = 3
 """Settings up to which a page shows all at once and in full."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhist.replays import Replay
+from fedhist.simulation.replay import Replay
 
 Cells = tuple[list[str], list[list[str]]]
 """The names of columns, and rows."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedhist.history import Comparison
+from fedhist.store.history import Comparison
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
+from fedhist.clients import Evaluation
+from fedhist.clients.batched import TEST_PIECE, descend, evaluate, fast_kernels, padded
+from fedhist.clients.net import ModuleNet
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import sameness
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.streams import Stream
-from fedhist.training import Evaluation
-from fedhist.training.batched import TEST_PIECE, descend, evaluate, fast_kernels, padded
-from fedhist.training.net import ModuleNet
 
 T = TypeVar("T")
 

@@ -26,10 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist import __version__, snapshot
+from fedhist import __version__
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, number
-from fedhist.history import Record
 from fedhist.simulation.trial import Trial
+from fedhist.store import snapshot
+from fedhist.store.history import Record
 from fedhist.strategies import Strategy
 
 if TYPE_CHECKING:

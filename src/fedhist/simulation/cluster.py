@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fedhist.errors import FedHistError, InvalidInput
-from fedhist.history import History
 from fedhist.simulation.trial import Trial
+from fedhist.store.history import History
 
 if TYPE_CHECKING:
     from fedhist.simulation.engine import OnRound

@@ -11,18 +11,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedhist.clients import (
+    TRAINERS,
+    LocalSGD,
+)
+from fedhist.clients.objectives import Objective
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, InvalidInput, choice, require, unknown, whole
-from fedhist.history import Comparison, History, run_name
-from fedhist.methods import Method, as_method
-from fedhist.objectives import Objective
-from fedhist.recording import Tape, check_room
-from fedhist.screening import MAX_NORM_RATIO
-from fedhist.simulation.attacks import Attack
 from fedhist.simulation.checkpoint import EVERY, Checkpoints, Keeper
-from fedhist.simulation.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
-from fedhist.simulation.devices import Devices, LogNormal
-from fedhist.simulation.faults import Faults
 from fedhist.simulation.machinery import (
     Rounds,
     devices_of,
@@ -34,13 +30,17 @@ from fedhist.simulation.machinery import (
     trainers_of,
 )
 from fedhist.simulation.memory import available, check_schedule, in_waves, needed
+from fedhist.simulation.methods import Method, as_method
 from fedhist.simulation.run import Run
 from fedhist.simulation.trial import Trial, sameness
+from fedhist.store.history import Comparison, History, run_name
+from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import Strategy
-from fedhist.training import (
-    TRAINERS,
-    LocalSGD,
-)
+from fedhist.strategies.screening import MAX_NORM_RATIO
+from fedhist.world.attacks import Attack
+from fedhist.world.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
+from fedhist.world.faults import Faults
+from fedhist.world.speeds import Devices, LogNormal
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories, so far, of the runs that take it together.

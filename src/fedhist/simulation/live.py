@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
+from fedhist.clients import Candidate, Evaluation, Job, Trainer
 from fedhist.errors import BadUpload
-from fedhist.screening import Refused, Screen
-from fedhist.simulation.clock import LiveClock, Start
-from fedhist.simulation.faults import Received, broken, check_form
 from fedhist.simulation.run import Run
-from fedhist.training import Candidate, Evaluation, Job, Trainer
+from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.screening import Refused, Screen
+from fedhist.world.clock import LiveClock, Start
+from fedhist.world.faults import Received, broken, check_form
 
 IN_A_ROW = 100
 """Uploads in a row that are rejected before a run is given up."""

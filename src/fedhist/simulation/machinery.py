@@ -10,14 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedhist.errors import InvalidInput, require, shown
-from fedhist.simulation.batched import BatchedRounds
-from fedhist.simulation.checkpoint import LIVE
-from fedhist.simulation.live import LiveRounds
-from fedhist.simulation.queued import QueuedRounds
-from fedhist.simulation.run import Run
-from fedhist.simulation.trial import Trial, sameness
-from fedhist.training import (
+from fedhist.clients import (
     Evaluation,
     ReferenceTrainer,
     ThreadedTrainer,
@@ -25,6 +18,13 @@ from fedhist.training import (
     why_not_batched,
     why_not_native,
 )
+from fedhist.errors import InvalidInput, require, shown
+from fedhist.simulation.batched import BatchedRounds
+from fedhist.simulation.checkpoint import LIVE
+from fedhist.simulation.live import LiveRounds
+from fedhist.simulation.queued import QueuedRounds
+from fedhist.simulation.run import Run
+from fedhist.simulation.trial import Trial, sameness
 
 
 class Rounds(Protocol):

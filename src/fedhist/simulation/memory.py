@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from fedhist.errors import InvalidInput, require
-from fedhist.recording import in_words
 from fedhist.simulation.batched import BLOCK, TABLE
-from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
+from fedhist.store.recording import in_words
 from fedhist.strategies import Strategy
 from fedhist.strategies.base import widen
+from fedhist.world.clock import Schedule, VersionPlan
 
 SHARE = 0.9
 """How much of the free memory is planned with; what libraries and allocators take is not known."""

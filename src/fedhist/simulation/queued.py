@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
+from fedhist.clients import Candidate, Evaluation, Job, Trainer
 from fedhist.simulation.run import Run
-from fedhist.training import Candidate, Evaluation, Job, Trainer
+from fedhist.strategies.arrivals import Arrivals
 
 Places = NDArray[np.int64]
 

@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
+from fedhist.clients import Evaluation
 from fedhist.errors import DivergedError, require
-from fedhist.history import History, Record, sample
 from fedhist.noise import keyed
-from fedhist.recording import Tape
-from fedhist.screening import REMEMBERED, Norms
-from fedhist.simulation.attacks import poisoned
 from fedhist.simulation.checkpoint import outside_buffers
-from fedhist.simulation.clock import Schedule, VersionPlan
 from fedhist.simulation.trial import Trial
+from fedhist.store.history import History, Record, sample
+from fedhist.store.recording import Tape
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import widen
-from fedhist.training import Evaluation
+from fedhist.strategies.screening import REMEMBERED, Norms
+from fedhist.world.attacks import poisoned
+from fedhist.world.clock import Schedule, VersionPlan
 
 MOST_EVENTS = 100_000
 """Events of a run that are kept."""

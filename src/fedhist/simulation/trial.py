@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedhist.clients import LocalSGD
+from fedhist.clients.objectives import Objective
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, rate, require, whole
-from fedhist.history import History
-from fedhist.methods import Method, as_method
-from fedhist.objectives import Objective
-from fedhist.recording import About, check_dtype
-from fedhist.screening import MAX_NORM_RATIO, Screen
-from fedhist.simulation.attacks import Attack, as_attack
-from fedhist.simulation.clock import Schedule, recorded_schedule
-from fedhist.simulation.devices import Devices, LogNormal
-from fedhist.simulation.faults import Faults
+from fedhist.simulation.methods import Method, as_method
+from fedhist.store.history import History
+from fedhist.store.recording import About, check_dtype
 from fedhist.strategies import Strategy
-from fedhist.training import LocalSGD
+from fedhist.strategies.screening import MAX_NORM_RATIO, Screen
+from fedhist.world.attacks import Attack, as_attack
+from fedhist.world.clock import Schedule, recorded_schedule
+from fedhist.world.faults import Faults
+from fedhist.world.speeds import Devices, LogNormal
 
 
 def sameness(thing: object) -> object:

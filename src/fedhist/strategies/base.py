@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import require, whole
+from fedhist.strategies.arrivals import Arrivals
 
 
 def normalised(weights: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fedhist import native
-from fedhist.arrivals import Arrivals
 from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies import passes as plain
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, cosine, normalised
-from fedhist.strategies.passes import Memory, Seen, at
+from fedhist.strategies.fused.passes import Memory, Seen, at
 from fedhist.strategies.twafl import temporal_weight
 
 
@@ -317,7 +317,7 @@ def passes_for(g: Tensor, *memory: Tensor | None) -> ModuleType:
 @lru_cache
 def _fused(kind: str) -> ModuleType:
     """Return the passes for a kind of device, if they can be built here."""
-    name = {"cpu": "compiled", "cuda": "kernels"}[kind]
+    name = {"cpu": "fused.native", "cuda": "fused.kernels"}[kind]
     try:
         passes = import_module(f"fedhist.strategies.{name}")
         one = torch.ones(2, device=kind)

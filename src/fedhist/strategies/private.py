@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import choice, number, positive, require, whole
 from fedhist.noise import gaussian, keyed, secret_gaussian
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
 from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import number
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, normalised
 
 

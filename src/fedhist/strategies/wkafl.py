@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import number, positive, whole
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, cosine, normalised
 from fedhist.strategies.twafl import temporal_weight
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import positive
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
 from fedhist.strategies.robust.defence import Defence
 from fedhist.strategies.wkafl import clip_factor

@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedhist.arrivals import Arrivals
 from fedhist.errors import require
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, normalised
 
 AT_ONCE = 1 << 22

@@ -1,0 +1,286 @@
+"""Clients trained by the compiled kernel: the fast path on a CPU for models that are chains of layers it knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+
+from fedhist import native
+from fedhist.clients.job import Job
+from fedhist.clients.objectives import CrossEntropy, Objective, Proximal
+from fedhist.data.task import Task
+
+EVALUATED_AT_ONCE = 32
+PROBE = 5
+
+# What functions and methods of tensors do, as modules.
+_AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
+    **dict.fromkeys((F.relu, torch.relu, "relu"), lambda *_, **__: nn.ReLU()),
+    **dict.fromkeys((F.tanh, torch.tanh, "tanh"), lambda *_, **__: nn.Tanh()),
+    **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "reshape", "view"), lambda *_, **__: nn.Flatten()),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
+    F.avg_pool2d: nn.AvgPool2d,
+}
+
+
+class Unsupported(Exception):
+    """The kernel cannot do it; the message says why not, as part of a sentence."""
+
+
+class NativeModel:
+    """A task's model and data in the kernel's terms, shared by all threads."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        module = task.build(seed).train()
+        layers = _layers(module, task)
+        try:
+            self.kernel = native.kernel()
+        except native.Unavailable as error:
+            raise Unsupported(str(error)) from None
+        self.classes = task.num_classes
+        self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
+        self._layers = (native.Layer * len(layers))(*layers)
+        self.net = native.Net(self._layers, len(layers), task.layout.size)
+        self._check(module, task)
+
+    def worker(self) -> NativeWorker:
+        """Return what one thread needs."""
+        return NativeWorker(self)
+
+    def _check(self, module: nn.Module, task: Task) -> None:
+        """Compare a gradient and a loss with the module's own, so that a misunderstanding cannot pass unnoticed."""
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn(PROBE, *task.x.shape[1:], generator=random)
+        y = torch.arange(PROBE) % self.classes
+        model = task.layout.flatten(module) + 0.05 * torch.randn(task.layout.size, generator=random)
+        task.layout.load(module, model)
+        own = dict(module.named_parameters())
+        with torch.enable_grad():
+            loss = F.cross_entropy(module(x), y)
+            slopes = torch.autograd.grad(loss, [own[name] for name in task.layout.shapes], materialize_grads=True)
+        expected = torch.cat([slope.flatten() for slope in slopes])
+        with torch.no_grad():
+            evaluated = F.cross_entropy(module.eval()(x), y, reduction="sum").item()
+        worker, upload, index = self.worker(), torch.empty_like(model), np.arange(PROBE)
+        worker.descend(native.Descent(lr=1), (x, y), index, np.array([PROBE]), model, upload)
+        seen, _ = worker.count((x, y), index, model)
+        near = torch.linalg.norm(upload - expected) <= 1e-3 * torch.linalg.norm(expected)
+        if not near or not math.isclose(seen, evaluated, rel_tol=1e-3):
+            raise Unsupported("a trial gave other results than PyTorch")
+
+
+class NativeWorker:
+    """One thread's scratch memory."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self.model = model
+        self._scratch = np.empty(0, np.uint8)
+
+    def _address(self, batch: int) -> int:
+        """Return where scratch memory for such batches begins."""
+        needed = self.model.kernel.fedhist_scratch(self.model.net, batch) + 64
+        if len(self._scratch) < needed:
+            self._scratch = np.empty(needed, np.uint8)
+        return -(-self._scratch.ctypes.data // 64) * 64
+
+    def train(self, job: Job, out: Tensor) -> None:
+        """Write a job's upload."""
+        local, batches = job.local, job.batches()
+        mu = job.objective.mu if isinstance(job.objective, Proximal) else 0.0
+        descent = native.Descent(local.lr, local.momentum, local.weight_decay, mu)
+        sizes = np.array([len(batch) for batch in batches])
+        data = self.model.x, self.model.y
+        self.descend(descent, data, np.concatenate(batches), sizes, job.received.contiguous(), out)
+
+    def descend(
+        self,
+        descent: native.Descent,
+        data: tuple[Tensor, Tensor],
+        index: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        received: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Train on minibatches given by their sizes and, end to end, the indices of their examples."""
+        x, y = (each.data_ptr() for each in data)
+        self.model.kernel.fedhist_train(
+            self.model.net, descent, x, y, index.ctypes.data, sizes.ctypes.data, len(sizes),
+            received.data_ptr(), out.data_ptr(), self._address(int(sizes.max())),
+        )  # fmt: skip
+
+    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
+        """Return the summed loss, and correct and all examples per class, of part of the test set."""
+        labels = self.model.y_test[part]
+        index = np.arange(part.start, part.start + len(labels))
+        loss, correct = self.count((self.model.x_test, self.model.y_test), index, model.contiguous())
+        return loss, correct, torch.bincount(labels, minlength=self.model.classes)
+
+    def count(self, data: tuple[Tensor, Tensor], index: NDArray[np.int64], model: Tensor) -> tuple[float, Tensor]:
+        """Return the summed loss, and correct examples per class."""
+        x, y = (each.data_ptr() for each in data)
+        correct, batch = torch.zeros(self.model.classes, dtype=torch.int64), min(EVALUATED_AT_ONCE, len(index))
+        loss = self.model.kernel.fedhist_evaluate(
+            self.model.net, model.data_ptr(), x, y, index.ctypes.data, len(index), batch,
+            correct.data_ptr(), self._address(batch),
+        )  # fmt: skip
+        return loss, correct
+
+
+def supports(objective: Objective) -> bool:
+    """Whether the kernel knows an objective; a subclass may be anything."""
+    return type(objective) in (CrossEntropy, Proximal)
+
+
+def why_not_native(task: Task, seed: int, objective: Objective) -> str | None:
+    """Return why the kernel cannot train a task's clients, as part of a sentence, or None where it can."""
+    if not supports(objective):
+        return f"the kernel has no {type(objective).__name__}"
+    try:
+        NativeModel(task, seed)
+    except Unsupported as reason:
+        return str(reason)
+    return None
+
+
+def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
+    """Trace a module and return it as the kernel's layers."""
+    types = {task.layout.dtype, task.x.dtype, task.x_test.dtype}
+    _expect(types == {torch.float32}, "it computes in float32 only")
+    _expect(task.x.shape[1:] == task.x_test.shape[1:], "the test data have another shape than the training data")
+    for each in module.modules():
+        hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
+        _expect(not any(hooks), f"{type(each).__name__} has hooks")
+    try:
+        traced = _traced(module, PROBE)
+        other = _traced(module, 1 << 20)
+        run = fx.Interpreter(traced, garbage_collect_values=False)
+        with torch.no_grad():
+            run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
+    except Exception as error:  # tracing runs the model's own code, which may raise anything
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Unsupported(f"the model cannot be traced ({what})") from error
+    same = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
+    _expect(same[0] == same[1], "the model looks at how many examples it is given")
+    chain = _Chain(module, task)
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            _expect(node.args[0] is chain.tip, "the model does not return what its last layer gives")
+        elif isinstance(run.env[node], Tensor):  # sizes and the like matter only by what is done with them
+            chain.append(node, traced, run.env)
+    last = chain.layers[-1] if chain.layers else native.Layer()
+    outputs = last.out_channels, last.out_height, last.out_width
+    _expect(outputs == (task.num_classes, 1, 1), "the model does not end in a layer with one output per class")
+    return chain.layers
+
+
+def _traced(module: nn.Module, batch: int) -> fx.GraphModule:
+    """Trace a module that may ask for the length of its input, as ``x.view(len(x), -1)`` does."""
+
+    class Counted(fx.Proxy):
+        def __len__(self) -> int:
+            return batch
+
+    class Tracer(fx.Tracer):
+        def proxy(self, node: fx.Node) -> fx.Proxy:
+            return Counted(node, self)
+
+    whole = nn.Sequential(module)  # a single layer is a chain too
+    return fx.GraphModule(whole, Tracer().trace(whole))
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise Unsupported(otherwise)
+
+
+class _Chain:
+    """The layers so far, and the value they have led to."""
+
+    def __init__(self, module: nn.Module, task: Task) -> None:
+        self.layers: list[native.Layer] = []
+        self.tip: fx.Node | None = None
+        self._shape: tuple[int, ...] = ()
+        own = dict(module.named_parameters())
+        starts = np.cumsum([0, *task.layout.sizes]).tolist()
+        self._places = {id(own[name]): start for name, start in zip(task.layout.shapes, starts, strict=False)}
+
+    def append(self, node: fx.Node, traced: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
+        """Add what a node computes from the value before it."""
+        shape = tuple(values[node].shape)
+        if node.op != "placeholder":
+            used = [each for each in node.all_input_nodes if isinstance(values[each], Tensor)]
+            _expect(used == [self.tip] == [*node.args[:1]], f"{node} is not part of a simple chain of layers")
+            self._append(_as_module(node, traced), shape)
+        _expect(node.op != "placeholder" or self.tip is None, "the model takes more than one input")
+        self.tip, self._shape = node, shape
+
+    def _append(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
+        kind = type(layer)  # a subclass may compute anything
+        if kind is nn.Identity:
+            return
+        if kind in (nn.ReLU, nn.Tanh):
+            self._activate(native.RELU if kind is nn.ReLU else native.TANH)
+        elif kind is nn.Flatten:
+            # Nothing happens in memory, unless the next convolution wants a margin around what it takes for an image.
+            _expect(shape[0] == PROBE and (len(shape) == 2 or not self.layers), "the model reshapes between its layers")
+        elif kind is nn.Linear:
+            _expect(len(self._shape) == 2, "a linear layer runs over the last of several axes")
+            self._add(native.CONVOLUTION, layer, (*self._shape, 1, 1), (*shape, 1, 1))
+        elif kind in _KINDS:
+            self._add(_KINDS[kind], layer, self._shape, shape)
+        else:
+            raise Unsupported(f"it knows no {kind.__name__}")
+
+    def _activate(self, activation: int) -> None:
+        _expect(bool(self.layers), "the model begins with an activation")
+        last = self.layers[-1]
+        # The kernel finds a maximum again by its value, which ReLU leaves alone or makes irrelevant.
+        fits = last.kind != native.MAX_POOL or activation == native.RELU
+        _expect(last.activation == native.IDENTITY and fits, "an activation follows another or max pooling")
+        last.activation = activation
+
+    def _add(self, kind: int, layer: Any, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> None:
+        places = []
+        for parameter in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
+            _expect(parameter is None or id(parameter) in self._places, f"{layer} has frozen or shared parameters")
+            places.append(-1 if parameter is None else self._places.pop(id(parameter)))
+        self.layers.append(native.Layer(kind, native.IDENTITY, *shape[1:], *out_shape[1:], *_window(layer), *places))
+
+
+_KINDS: dict[type[nn.Module], int] = {
+    nn.Conv2d: native.CONVOLUTION,
+    nn.MaxPool2d: native.MAX_POOL,
+    nn.AvgPool2d: native.AVERAGE_POOL,
+}
+
+
+def _as_module(node: fx.Node, traced: fx.GraphModule) -> nn.Module:
+    """Return the module that a node calls, or one that does the same as the function it calls."""
+    if node.op == "call_module":
+        return traced.get_submodule(str(node.target))
+    _expect(node.target in _AS_MODULE, f"it knows no {getattr(node.target, '__name__', node.target)}")
+    return _AS_MODULE[node.target](*node.args[1:], **node.kwargs)
+
+
+def _window(layer: Any) -> list[int]:
+    """Return a layer's kernel, stride and padding, each as height and width."""
+    if isinstance(layer, nn.Linear):
+        return [1, 1, 1, 1, 0, 0]
+    if isinstance(layer, nn.Conv2d):
+        plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    else:
+        odd = layer.return_indices if isinstance(layer, nn.MaxPool2d) else layer.divisor_override
+        plain = not odd and not layer.ceil_mode and _pair(layer.padding) == (0, 0)
+    _expect(plain and _pair(getattr(layer, "dilation", 1)) == (1, 1), f"{layer} has options it does not know")
+    return [*_pair(layer.kernel_size), *_pair(layer.stride), *_pair(layer.padding)]
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)

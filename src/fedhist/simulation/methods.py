@@ -1,0 +1,151 @@
+"""The methods that can be named: a rule for the server and an objective for the clients."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedhist.clients.objectives import Contrastive, CrossEntropy, Objective, Proximal
+from fedhist.errors import InvalidInput, require, shown, unknown
+from fedhist.store.files import parse_toml
+from fedhist.strategies import (
+    REFL,
+    TWAFL,
+    WKAFL,
+    CoordinateMedian,
+    Defence,
+    DynSGD,
+    FedAvg,
+    FedHist,
+    Krum,
+    NormClip,
+    Strategy,
+    TrimmedMean,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A strategy on the server together with what its clients minimise."""
+
+    name: str
+    strategy: Strategy
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class _Entry:
+    title: str
+    make: Callable[..., Strategy | Objective]
+    label: str
+
+
+METHODS: Mapping[str, _Entry] = {
+    "fedavg": _Entry("weighs clients by their number of examples", FedAvg, "FedAvg"),
+    "fedprox": _Entry("FedAvg, with clients held near the model they received", Proximal, "FedProx"),
+    "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
+    "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
+    "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
+    "wkafl": _Entry("keeps the uploads that agree with the freshest", WKAFL, "WKAFL"),
+    "refl": _Entry("boosts stale uploads that deviate from fresh ones", REFL, "REFL"),
+    "fedhist": _Entry("fuses, weighs and rescales uploads by what history taught", FedHist, "FedHist"),
+}
+
+
+DEFENCES: Mapping[str, Callable[..., Defence]] = {
+    defence.title: defence for defence in (NormClip, CoordinateMedian, TrimmedMean, Krum)
+}
+
+
+def describe(label: str, thing: object) -> str:
+    """Return a label with the options that differ from their defaults: ``FedHist(ina=False)``.
+
+    A strategy inside is left out; see :func:`name_of`.
+    """
+    options = []
+    for name, parameter in inspect.signature(type(thing)).parameters.items():
+        value = getattr(thing, name, parameter.default)
+        if isinstance(value, Strategy):
+            continue
+        if repr(value) != repr(parameter.default):  # values may be arrays, which do not compare to one truth
+            options.append(f"{name}={value!r}")
+    return f"{label}({', '.join(options)})" if options else label
+
+
+def name_of(strategy: Strategy) -> str:
+    """Return a strategy's name, from the inside out: ``FedHist + median + Private(clip=1.0)``."""
+    label = strategy.title if isinstance(strategy, Defence) else type(strategy).__name__
+    own, inner = describe(label, strategy), getattr(strategy, "inner", None)
+    return f"{name_of(inner)} + {own}" if isinstance(inner, Strategy) else own
+
+
+def defended(method: Method, spec: str) -> Method:
+    """Return the method with a defence such as ``trimmed:share=0.2`` around its strategy."""
+    name, options = parse_spec("defence", spec, DEFENCES)
+    strategy: Defence = build(name, partial(DEFENCES[name], method.strategy), options)
+    return Method(f"{method.name} + {describe(name, strategy)}", strategy, method.objective)
+
+
+def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
+    """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means.
+
+    Defences follow a name as they do in tables: ``fedhist + median``.
+    """
+    if isinstance(given, Method):
+        method = given
+    elif isinstance(given, Strategy):
+        method = Method(name_of(given), given, CrossEntropy())
+    elif isinstance(given, str):
+        spec, *defences = re.split(r"\s\+\s", given)
+        name, options = parse_spec("strategy", spec, METHODS)
+        made = build(name, METHODS[name].make, options)
+        label = describe(METHODS[name].label, made)
+        on_server = isinstance(made, Strategy)
+        method = Method(label, made, CrossEntropy()) if on_server else Method(label, FedAvg(), made)
+        for defence in defences:
+            method = defended(method, defence)
+    else:
+        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
+    if objective is None:
+        return method
+    require(
+        callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type),
+        f"objective must be an object such as fedhist.Proximal(), got {objective!r}.",
+    )
+    return Method(f"{method.name} + {describe(type(objective).__name__, objective)}", method.strategy, objective)
+
+
+def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split ``name:key=value,key=value`` into a known name and its options.
+
+    Values are as in TOML, and words need no quotes: ``none`` is None, ``true`` and ``false`` in any case.
+    """
+    name, _, text = spec.partition(":")
+    name = name.strip().lower()
+    if name not in known:
+        raise unknown(kind, name, known)
+    words = {"true": True, "false": False, "none": None, "null": None}
+    quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
+    try:
+        options = parse_toml(f"options = {{{quoted}}}")["options"]
+    except ValueError:
+        raise InvalidInput(
+            f"{kind} {shown(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
+        ) from None
+    return name, {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
+
+
+def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Call a constructor with options from a file or a command line."""
+    known = inspect.signature(make).parameters
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of {name}", key, known)
+    for key, parameter in known.items():
+        missing = parameter.default is parameter.empty and key not in options
+        require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
+    return make(**options)

@@ -1,0 +1,218 @@
+"""The recorded uploads of a run, aggregated by another strategy.
+
+A what-if about aggregation, not a simulation: the uploads were computed from the models of the recorded run, and
+stay what they are whatever the other strategy would have made of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhist.clients.objectives import CrossEntropy
+from fedhist.errors import FedHistError, require
+from fedhist.simulation.methods import Method, as_method
+from fedhist.store.files import whole_file
+from fedhist.store.recording import Recording
+from fedhist.strategies import Strategy
+from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.base import widen
+
+Floats = NDArray[np.float64]
+
+WHAT_IT_IS = (
+    "The uploads were computed from the models of the recorded run. So this tells how aggregation differs, not how "
+    "well another method would have learned: for that, simulate it."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What another strategy makes of recorded uploads, beside what the recorded one made of them."""
+
+    method: str
+    recorded: str
+    """The method of the recorded run."""
+    staleness: NDArray[np.int64]
+    """``(rounds, K)``."""
+    weights: Floats
+    """``(rounds, K)``: the weight that each upload is given; NaN for a strategy that does not tell."""
+    recorded_weights: Floats
+    cosine: Floats
+    """``(rounds,)``: between the two updates of each round; NaN where one of them is zero."""
+    norm: Floats
+    """``(rounds,)``: how long the update is."""
+    recorded_norm: Floats
+    distance: Floats
+    """``(rounds,)``: between the two models after each round."""
+    travelled: float
+    """How far the model ends from where it started."""
+    recorded_travelled: float
+
+    @property
+    def weight_distance(self) -> Floats:
+        """Total variation distance between the weights of each round, ``(rounds,)``: 0 is the same, 1 is disjoint."""
+        return np.asarray(np.abs(self.weights - self.recorded_weights).sum(axis=1) / 2)
+
+    @property
+    def weight_correlation(self) -> float:
+        """Pearson's correlation of the weights of all uploads; NaN where it is not defined."""
+        pair = self.weights.ravel(), self.recorded_weights.ravel()
+        if not all(np.isfinite(each).all() and np.ptp(each) > 1e-6 for each in pair):
+            return math.nan
+        return float(np.corrcoef(*pair)[0, 1])
+
+    def by_staleness(self) -> list[dict[str, Any]]:
+        """Return the mean weights of uploads by their staleness, in groups that double: 1, 2, 3-4, 5-8 and so on."""
+        group = np.ceil(np.log2(self.staleness)).astype(np.int64)
+        rows = []
+        for each in np.unique(group).tolist():
+            among = group == each
+            rows.append(
+                {
+                    "from": 2 ** (each - 1) + 1 if each else 1,
+                    "to": 2**each,
+                    "uploads": int(among.sum()),
+                    "weight": _known(self.weights[among].mean()),
+                    "recorded_weight": _known(self.recorded_weights[among].mean()),
+                }
+            )
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures that describe the replay as a whole; None where there is none."""
+        figures = {
+            "weight_distance": self.weight_distance.mean(),
+            "weight_correlation": self.weight_correlation,
+            "cosine": _mean(self.cosine),
+            "lowest_cosine": np.nanmin(self.cosine) if np.isfinite(self.cosine).any() else math.nan,
+            "norm": self.norm.mean(),
+            "recorded_norm": self.recorded_norm.mean(),
+            "final_distance": self.distance[-1],
+            "travelled": self.travelled,
+            "recorded_travelled": self.recorded_travelled,
+        }
+        return {
+            "method": self.method,
+            "recorded": self.recorded,
+            "rounds": len(self.norm),
+            "k": self.weights.shape[1],
+            **{name: _known(value) for name, value in figures.items()},
+            "by_staleness": self.by_staleness(),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `replay.json` and `rounds.csv` into a folder."""
+        folder = Path(folder)
+        columns = {
+            "cosine": self.cosine,
+            "norm": self.norm,
+            "recorded_norm": self.recorded_norm,
+            "weight_distance": self.weight_distance,
+            "model_distance": self.distance,
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(folder / "replay.json") as part:
+                part.write_text(json.dumps(self.summary(), indent=2, allow_nan=False) + "\n")
+            with whole_file(folder / "rounds.csv") as part, part.open("w", newline="") as file:
+                table = csv.writer(file)
+                table.writerow(["round", *columns])
+                for round_, row in enumerate(zip(*columns.values(), strict=True), start=1):
+                    table.writerow([round_, *("" if math.isnan(value) else f"{value:.9g}" for value in row)])
+        except OSError as error:
+            raise FedHistError(f"{folder} cannot be written: {error.strerror}.") from error
+        return folder
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _mean(values: Floats) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+
+
+def replay(
+    recording: Recording | str | Path,
+    strategy: Strategy | str | Method,
+    *,
+    on_round: Callable[[], object] | None = None,
+) -> Replay:
+    """Let a strategy aggregate the uploads of a recorded run, round by round, without any training.
+
+    Parameters
+    ----------
+    recording
+        The folder of a run that was recorded (``record=``, ``fedhist run --record``).
+    strategy
+        A strategy, or a name such as "refl". The object is copied, not changed.
+    on_round
+        Called after every round.
+    """
+    tape = recording if isinstance(recording, Recording) else Recording(recording)
+    about, history = tape.about, tape.history
+    method = as_method(strategy)
+    require(
+        isinstance(method.objective, CrossEntropy),
+        f"{method.name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
+    )
+    own = copy.deepcopy(method.strategy).seeded(about.seed)
+    own.setup(about.num_clients, about.k, about.num_params)
+    if about.model_dtype == "float64":
+        widen(own)
+    model, recorded = tape.start.clone(), tape.start.clone()
+    weights = np.full((about.rounds, about.k), np.nan)
+    rows = np.full((4, about.rounds), np.nan)
+    with torch.no_grad():
+        for round_ in range(1, about.rounds + 1):
+            facts = history.staleness[round_ - 1], history.clients[round_ - 1]
+            staleness, clients = map(torch.tensor, facts)
+            sizes = torch.tensor(tape.num_examples[facts[1]])
+            update = own(Arrivals(tape.uploads(round_), staleness, clients, sizes, validate=False))
+            reference = tape.update(round_)
+            require(
+                isinstance(update, Tensor) and update.shape == reference.shape,
+                f"strategy {method.name} must return a tensor of shape {tuple(reference.shape)}, "
+                f"got {getattr(update, 'shape', type(update))}.",
+            )
+            model.sub_(update, alpha=about.server_lr)
+            recorded.sub_(reference, alpha=about.server_lr)
+            norms = _norm(update), _norm(reference)
+            if not math.isfinite(math.prod(norms)):
+                raise FedHistError(f"{method.name} gives no finite update of the uploads recorded in round {round_}.")
+            dot = float(update.double() @ reference.double())
+            cosine = dot / math.prod(norms) if math.prod(norms) > 0 else math.nan
+            rows[:, round_ - 1] = np.clip(cosine, -1, 1), *norms, _norm(model.double() - recorded.double())
+            if own.last_weights is not None:
+                weights[round_ - 1] = own.last_weights.float().cpu().numpy()  # as they are recorded
+            if on_round:
+                on_round()
+    return Replay(
+        method.name,
+        about.method,
+        history.staleness,
+        weights,
+        history.weights.astype(np.float64),
+        cosine=rows[0],
+        norm=rows[1],
+        recorded_norm=rows[2],
+        distance=rows[3],
+        travelled=_norm(model.double() - tape.start.double()),
+        recorded_travelled=_norm(recorded.double() - tape.start.double()),
+    )
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

@@ -1,0 +1,203 @@
+"""Clients that attack: what they train on, and what they upload.
+
+Attackers train as everybody does, on their own data; an attack then changes what they send, or their labels before
+it. Whatever they remember between uploads, as MOON's clients do, stays honest. Lengths are given in multiples of the
+upload an attacker would honestly send, since uploads hold the learning rate and shrink while a model learns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhist.data.task import Task
+from fedhist.errors import InvalidInput, number, positive, require
+from fedhist.noise import gaussian
+from fedhist.simulation.methods import build, parse_spec
+from fedhist.streams import Stream
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What a share of the clients does instead of what it should.
+
+    A subclass defines :meth:`uploads` or :meth:`labels`.
+    """
+
+    share: float
+    """How many of all clients attack, from 0 to 1."""
+
+    branch_free: ClassVar[bool] = False
+    """Set to True in a class whose :meth:`uploads` never looks at a tensor's values, as in a strategy."""
+    colludes: ClassVar[bool] = False
+    """Whether an attacker's upload depends on the others of its round."""
+
+    def __post_init__(self) -> None:
+        number("share", self.share, 0, 1)
+        positive("share", self.share)
+
+    def attackers(self, num_clients: int, seed: int) -> NDArray[np.int64]:
+        """Return the attackers' ids; with a larger share, these and others."""
+        count = round(self.share * num_clients)
+        require(count > 0, f"share={self.share:g} of {num_clients} clients is less than one attacker.")
+        return np.sort(Stream(seed, "attackers").at().permutation(num_clients)[:count])
+
+    def labels(self, y: Tensor, classes: int) -> Tensor:
+        """Return the labels that attackers train with."""
+        return y
+
+    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
+        """Return what arrives at the server instead of the honest uploads of one round.
+
+        Parameters
+        ----------
+        deltas
+            ``(K, P)``: honest uploads of all who arrive.
+        attacking
+            ``(K, 1)``: whose upload is an attacker's.
+        keys
+            ``(K,)``: a number for each upload and no other, for :func:`fedhist.noise.gaussian`.
+        """
+        return deltas
+
+
+def _root_mean_square(deltas: Tensor) -> Tensor:
+    """Return how large a coordinate of each upload is, ``(K, 1)``."""
+    lengths: Tensor = deltas.norm(dim=1, keepdim=True)
+    return lengths / math.sqrt(deltas.shape[1])
+
+
+@dataclass(frozen=True)
+class SignFlip(Attack):
+    """Upload `-scale·g`: learning turns into unlearning (Li et al., "RSA", AAAI 2019)."""
+
+    scale: float = 1.0
+    branch_free: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("scale", self.scale)
+
+    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
+        """Return the uploads, the attackers' reversed."""
+        return torch.where(attacking, -self.scale * deltas, deltas)
+
+
+@dataclass(frozen=True)
+class ScaledNoise(Attack):
+    """Upload Gaussian noise, `scale` times as long as the honest upload (Blanchard et al., NeurIPS 2017, Sec. 5)."""
+
+    scale: float = 10.0
+    branch_free: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("scale", self.scale)
+
+    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
+        """Return the uploads, the attackers' replaced by noise."""
+        noise = gaussian(keys, deltas.shape[1], deltas.dtype)
+        return torch.where(attacking, self.scale * _root_mean_square(deltas) * noise, deltas)
+
+
+@dataclass(frozen=True)
+class SameValue(Attack):
+    """Upload one value in every coordinate, `scale` times as long as the honest upload (Li et al., AAAI 2019).
+
+    All attackers push the model the same way, and a negative `scale` the other way.
+    """
+
+    scale: float = 1.0
+    branch_free: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("scale", self.scale)
+
+    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
+        """Return the uploads, the attackers' constant."""
+        return torch.where(attacking, self.scale * _root_mean_square(deltas), deltas)
+
+
+@dataclass(frozen=True)
+class LittleIsEnough(Attack):
+    """Upload `mean - z·std`, so near the honest uploads that defences let it through (Baruch et al., NeurIPS 2019).
+
+    The attackers of a round collude and are stronger than the paper's: they know what every arrival of the round would
+    honestly upload, not only their own. None for `z` is the paper's `z_max` for many clients: as many of the honest lie
+    beyond it as, with the attackers, make half of all. It grows with the share.
+    """
+
+    z: float | None = None
+    branch_free: ClassVar[bool] = True
+    colludes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.z is None:
+            require(self.share < 0.5, f"share={self.share:g} is a majority, which need not hide; give z.")
+        else:
+            positive("z", self.z)
+
+    @property
+    def shift(self) -> float:
+        """By how many standard deviations the mean is shifted."""
+        return NormalDist().inv_cdf(0.5 / (1 - self.share)) if self.z is None else self.z
+
+    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
+        """Return the uploads, the attackers' all the same."""
+        shifted = deltas.mean(dim=0) - self.shift * deltas.std(dim=0, correction=0)
+        return torch.where(attacking, shifted, deltas)
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Train with label `classes - 1 - y` instead of `y` (Fang et al., USENIX Security 2020), and upload the result."""
+
+    branch_free: ClassVar[bool] = True
+
+    def labels(self, y: Tensor, classes: int) -> Tensor:
+        """Return the labels in reverse."""
+        return classes - 1 - y
+
+
+ATTACKS: Mapping[str, Callable[..., Attack]] = {
+    "sign-flip": SignFlip,
+    "scaled-noise": ScaledNoise,
+    "same-value": SameValue,
+    "little-is-enough": LittleIsEnough,
+    "label-flip": LabelFlip,
+}
+"""Attacks that a command line or a configuration file can name."""
+
+
+def as_attack(given: Attack | str | None) -> Attack | None:
+    """Return the attack that a specification such as ``sign-flip:share=0.2`` means."""
+    if isinstance(given, str):
+        name, options = parse_spec("attack", given, ATTACKS)
+        attack: Attack = build(name, ATTACKS[name], options)
+        return attack
+    if given is None or isinstance(given, Attack):
+        return given
+    raise InvalidInput(f"attack must be a name or a fedhist.Attack, got {type(given).__name__}.")
+
+
+def poisoned(task: Task, attack: Attack, seed: int) -> Task:
+    """Return the task with the labels that attackers train with; the same task where they keep theirs."""
+    labels = attack.labels(task.y, task.num_classes)
+    if labels is task.y:
+        return task
+    owned = np.zeros((2, len(task.y)), bool)  # by the honest, by attackers
+    attacking = np.isin(np.arange(task.num_clients), attack.attackers(task.num_clients, seed))
+    owned[np.repeat(attacking, task.sizes).astype(np.int64), task.examples] = True
+    shared = np.flatnonzero(owned.all(axis=0))
+    require(len(shared) == 0, f"attackers and honest clients share example {shared[:1]}; labels cannot be flipped.")
+    return task.relabelled(torch.where(torch.from_numpy(owned[1]), labels, task.y))

@@ -1,0 +1,108 @@
+"""The Triton kernels against PyTorch's own operations: on a GPU, or anywhere with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA alone")
+GPU = torch.cuda.device_count() > 0
+if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from fedhist.clients.kernels import ManyImages  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+MODELS, EXAMPLES = 3, 2
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(DEVICE)
+
+
+def wave(y: Tensor) -> Tensor:
+    """Return a scalar that every value of `y` enters differently."""
+    return (y * torch.cos(torch.arange(y.numel(), device=y.device).view(y.shape) * 0.1)).sum()
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "outputs", "kernel", "options"),
+    [
+        (1, (9, 9), 6, (5, 5), {"padding": 2}),
+        (3, (8, 10), 6, (3, 3), {"stride": 2, "padding": 1}),
+        (6, (7, 7), 16, (5, 5), {}),
+        (5, (6, 4), 20, (1, 1), {}),
+        (2, (8, 8), 70, (3, 2), {"stride": (3, 1), "padding": (1, 0)}),
+        (17, (5, 5), 1, (5, 5), {}),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions(
+    channels: int, size: tuple[int, int], outputs: int, kernel: tuple[int, int], options: dict[str, Any], bias: bool
+) -> None:
+    """Two layers, so that the gradient of the second layer's input is asked for."""
+    x, first = randn(MODELS, EXAMPLES, channels, *size), randn(MODELS, channels, channels, 1, 1)
+    w, b = randn(MODELS, outputs, channels, *kernel), randn(MODELS, outputs) if bias else None
+
+    def loss(first: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> Tensor:
+        return wave(F.conv2d(F.conv2d(x, first), w, b, **options))
+
+    of = (0, 1, 2) if bias else (0, 1)
+    dims = (0, 0, 0 if bias else None, 0)
+    expected = vmap(grad(loss, argnums=of), in_dims=dims)(first, w, b, x)
+    single = [None if t is None else t.float() for t in (first, w, b, x)]
+    with ManyImages():
+        found = vmap(grad(loss, argnums=of), in_dims=dims)(*single)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+def test_all_models_see_the_same_images() -> None:
+    x, w = randn(4, 3, 8, 8).float(), randn(MODELS, 6, 3, 3, 3).float()
+    with ManyImages():
+        found = vmap(lambda w, x: F.conv2d(x, w), in_dims=(0, None))(w, x)
+    torch.testing.assert_close(found, torch.stack([F.conv2d(x, each) for each in w]), rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_share_a_layer() -> None:
+    x, w = randn(MODELS, 2, 3, 6, 6).float(), randn(4, 3, 3, 3).float()
+    with ManyImages():
+        found = vmap(lambda x: F.conv2d(x, w))(x)
+    torch.testing.assert_close(found, torch.stack([F.conv2d(each, w) for each in x]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "window", "stride"), [(8, 2, None), (9, 2, None), (9, 2, 3), (7, (1, 3), None)])
+def test_pooling(size: int, window: Any, stride: Any) -> None:
+    x = randn(MODELS, EXAMPLES, 5, size, size).float()
+    x[0, 0, 0, 0, :2] = 1.0  # equals: the first one counts
+
+    def loss(x: Tensor) -> Tensor:
+        return wave(F.relu(F.max_pool2d(x, window, stride)))
+
+    expected = vmap(grad(loss))(x)
+    with ManyImages():
+        assert torch.equal(vmap(grad(loss))(x), expected)
+
+
+def test_nan_stays_nan() -> None:
+    x = randn(1, 1, 4, 4).float()
+    x[0, 0, 1, 1] = torch.nan
+    with ManyImages():
+        pooled = F.max_pool2d(x, 2)
+    assert torch.equal(pooled.isnan(), F.max_pool2d(x, 2).isnan())
+
+
+@pytest.mark.parametrize("options", [{"groups": 2}, {"padding": "same"}, {"dilation": 2}], ids=str)
+def test_what_the_kernels_do_not_know_is_left_to_pytorch(options: dict[str, Any]) -> None:
+    layer, x = nn.Conv2d(4, 6, 3, **options).to(DEVICE), randn(5, 4, 8, 9).float()
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
+    with ManyImages():
+        found = pool(layer(x))
+    assert torch.equal(found, pool(layer(x)))

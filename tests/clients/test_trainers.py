@@ -1,0 +1,175 @@
+"""The fast paths against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhist as fh
+from fedhist.clients import Candidate, Job, ReferenceTrainer, ThreadedTrainer
+from fedhist.clients.batched import descend, evaluate, padded
+from fedhist.clients.net import ModuleNet
+from fedhist.clients.objectives import Objective
+
+CPU = torch.device("cpu")
+FAST = ("threaded", "native", "batched")
+OBJECTIVES: dict[str, Objective] = {
+    "cross-entropy": fh.CrossEntropy(),
+    "proximal": fh.Proximal(mu=0.5),
+    "contrastive": fh.Contrastive(mu=2.0, temperature=0.3),
+}
+WORK = {
+    "one step": fh.LocalSGD(lr=0.1),
+    "steps of partial batches": fh.LocalSGD(lr=0.1, steps=4, batch_size=7),
+    "epochs": fh.LocalSGD(lr=0.1, epochs=2, batch_size=7),
+    "momentum and decay": fh.LocalSGD(lr=0.1, steps=3, batch_size=5, momentum=0.9, weight_decay=0.1),
+}
+
+
+def jobs(task: fh.Task, local: fh.LocalSGD, objective: Objective) -> list[Job]:
+    generator = torch.Generator().manual_seed(0)
+    models = [torch.randn(task.layout.size, generator=generator) / 3 for _ in range(2 * task.num_clients)]
+    return [
+        Job(task, local, objective, 5, i, 1 + i, models[2 * i], models[2 * i + 1] if i % 2 else None)
+        for i in range(task.num_clients)
+    ]
+
+
+def batched(work: list[Job]) -> Tensor:
+    task, local, objective = work[0].task, work[0].local, work[0].objective
+    plans = [job.batches() for job in work]
+    shape = max(map(len, plans)), max(len(batch) for plan in plans for batch in plan)
+    index, weight = padded(plans, *shape)
+    received = torch.stack([job.received for job in work])
+    previous = torch.stack([job.received if job.previous is None else job.previous for job in work])
+    known = torch.tensor([float(job.previous is not None) for job in work])
+    net = ModuleNet(task.build(0), task.layout)
+    return descend(
+        net, local, objective, local.lr, received, previous, known, (index, weight.float()), (task.x, task.y)
+    )
+
+
+def uploads(name: str, work: list[Job]) -> Tensor:
+    if name == "batched":
+        return batched(work)
+    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(native=name == "native")
+    out = torch.full((len(work), work[0].task.layout.size), torch.nan)
+    try:
+        for future in trainer.start(work, list(out)):
+            future.result()
+    finally:
+        trainer.close()
+    return out
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("local", WORK)
+def test_agrees_with_the_reference(task: fh.Task, fast: str, objective: str, local: str) -> None:
+    work = jobs(task, WORK[local], OBJECTIVES[objective])
+    expected = uploads("reference", work)
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(uploads(fast, work), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_agrees_on_images(image_task: fh.Task, fast: str) -> None:
+    work = jobs(image_task, fh.LocalSGD(steps=3, batch_size=3), fh.Contrastive())
+    torch.testing.assert_close(uploads(fast, work), uploads("reference", work), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_agrees_on_lenet(fast: str) -> None:
+    """LeNet takes channels last, so the threaded path runs on another memory order than the reference."""
+    x, y = torch.randn(60, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 10
+    task = fh.Task(fh.LeNet, x, y, np.array_split(np.arange(60), 3), x, y)
+    work = [
+        Job(task, fh.LocalSGD(), fh.CrossEntropy(), 0, i, 1, task.layout.flatten(task.build(i)), None) for i in range(3)
+    ]
+    torch.testing.assert_close(uploads(fast, work), uploads("reference", work), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
+    models = torch.randn(3, image_task.layout.size, generator=torch.Generator().manual_seed(1))
+    candidates = [Candidate(image_task, 0, model) for model in models]
+    if fast == "batched":
+        results = evaluate(image_task, ModuleNet(image_task.build(0), image_task.layout), models)
+    else:
+        trainer = ThreadedTrainer(native=fast == "native")
+        results = trainer.evaluate(candidates)
+        trainer.close()
+    for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):
+        assert a.correct.tolist() == b.correct.tolist() and a.total.tolist() == b.total.tolist() == [3, 3, 3]
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+
+
+def test_upload_is_the_received_model_minus_the_trained_one() -> None:
+    """One step on one example, by hand: logits w·x + b with w = b = 0 give probabilities of one half."""
+    model = nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    x, y = torch.tensor([[2.0]]), torch.tensor([1])
+    task = fh.Task(model, x, y, [[0]], x, y)
+    work = [Job(task, fh.LocalSGD(lr=0.1), fh.CrossEntropy(), 0, 0, 1, torch.zeros(4), None)]
+    for name in ("reference", *FAST):
+        # ∂loss/∂logits = (1/2, -1/2), times x = 2 for the weights; times lr 0.1
+        torch.testing.assert_close(uploads(name, work), torch.tensor([[0.1, -0.1, 0.05, -0.05]]))
+
+
+def test_batches_depend_on_seed_client_and_version_only(task: fh.Task) -> None:
+    def batches(seed: int, client: int, version: int) -> list[list[int]]:
+        job = Job(task, fh.LocalSGD(batch_size=4), fh.FedAvg, seed, client, version, torch.zeros(1), None)  # type: ignore[arg-type]
+        return [b.tolist() for b in job.batches()]
+
+    first = batches(0, 7, 3)
+    assert batches(0, 6, 3) != first and batches(0, 7, 4) != first and batches(1, 7, 3) != first
+    assert batches(0, 7, 3) == first
+
+
+@pytest.mark.parametrize("trainer", ["reference", *FAST])
+def test_nobody_sees_examples_of_others(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    task = make_task()
+    task.x[task.client(0)] = torch.nan
+    work = jobs(task, fh.LocalSGD(steps=3, batch_size=7), fh.CrossEntropy())[1:]
+    assert torch.isfinite(uploads(trainer, work)).all()
+
+
+def test_a_loss_that_misses_parameters_leaves_them(make_task: Callable[..., fh.Task]) -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(5, 3), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    task = make_task(model=Spare)
+    work = jobs(task, fh.LocalSGD(steps=2, momentum=0.5, weight_decay=0.1), fh.CrossEntropy())
+    expected = uploads("reference", work)
+    for fast in FAST:
+        torch.testing.assert_close(uploads(fast, work), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_runs_on_the_reference_path_and_repeats(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task(model=lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    assert task.is_random
+    run = [fh.simulate("fedavg", task, k=2, rounds=6).loss for _ in range(2)]
+    assert run[0] == run[1]
+    with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot repeat a model that draws random numbers"):
+        fh.simulate("fedavg", task, k=2, rounds=1, trainer="batched")
+
+
+def test_unknown_trainer(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="unknown trainer 'thread': did you mean 'threaded'?"):
+        fh.simulate("fedavg", task, k=2, rounds=1, trainer="thread")
+
+
+def test_torch_keeps_its_threads(task: fh.Task) -> None:
+    before = torch.get_num_threads()
+    fh.simulate("fedavg", task, k=2, rounds=1)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+import fedhist as fh
+from fedhist.simulation.methods import DEFENCES, METHODS, as_method
+
+
+def test_names_and_labels() -> None:
+    labels = {name: as_method(name).name for name in METHODS}
+    assert labels == {
+        "fedavg": "FedAvg",
+        "fedprox": "FedProx",
+        "moon": "MOON",
+        "dynsgd": "DynSGD",
+        "twafl": "TWAFL",
+        "wkafl": "WKAFL",
+        "refl": "REFL",
+        "fedhist": "FedHist",
+    }
+
+
+def test_fedprox_and_moon_are_fedavg_with_another_objective() -> None:
+    assert isinstance(as_method("fedprox").strategy, fh.FedAvg)
+    assert as_method("fedprox:mu=0.3").objective == fh.Proximal(mu=0.3)
+    assert as_method("moon:temperature=0.1").objective == fh.Contrastive(temperature=0.1)
+
+
+def test_options_are_read_like_toml_and_shown_in_the_label() -> None:
+    method = as_method('FedHist: history=3, ina=false, ina_norms=fused, ina_direction="sum"')
+    assert isinstance(method.strategy, fh.FedHist)
+    assert (method.strategy.history, method.strategy.ina, method.strategy.ina_norms) == (3, False, "fused")
+    assert method.name == "FedHist(history=3, ina=False, ina_direction='sum', ina_norms='fused')"
+
+
+def test_words_are_understood_in_any_case() -> None:
+    strategy = as_method("fedhist:ina=False,egs=FALSE,weight_floor=None").strategy
+    assert isinstance(strategy, fh.FedHist)
+    assert (strategy.ina, strategy.egs, strategy.weight_floor) == (False, False, None)
+
+
+def test_a_strategy_with_an_objective_of_its_own() -> None:
+    method = as_method(fh.FedHist(lam=2.0), fh.Proximal(mu=0.1))
+    assert method.name == "FedHist(lam=2.0) + Proximal(mu=0.1)"
+    assert method.objective == fh.Proximal(mu=0.1)
+
+
+def test_defences_are_named_as_they_are_shown() -> None:
+    method = as_method("fedhist:lam=2 + trimmed:share=0.1 + norm-clip")
+    assert method.name == "FedHist(lam=2.0) + trimmed(share=0.1) + norm-clip"
+    outer = method.strategy
+    assert isinstance(outer, fh.NormClip) and isinstance(outer.inner, fh.TrimmedMean)
+    assert isinstance(outer.inner.inner, fh.FedHist) and outer.inner.share == 0.1
+    same = fh.NormClip(fh.TrimmedMean(fh.FedHist(lam=2.0), share=0.1))
+    assert as_method(same).name == method.name
+    assert as_method("fedprox + median").name == "FedProx + median"
+    assert as_method("fedprox + median").objective == fh.Proximal()
+    assert as_method("fedavg + krum:attackers=3,keep=5").name == "FedAvg + krum(attackers=3, keep=5)"
+    assert set(DEFENCES) == {"norm-clip", "median", "trimmed", "krum"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("fedhits", "unknown strategy 'fedhits': did you mean 'fedhist'?"),
+        ("zzz", "unknown strategy 'zzz': choose from dynsgd, fedavg"),
+        ("fedhist:alhpa=1", "unknown option of fedhist 'alhpa': did you mean 'alpha'?"),
+        ("fedhist:alpha", "strategy 'fedhist:alpha' cannot be read; write name:key=value"),
+        ("fedhist:gamma=7", r"gamma must lie in \[0, 1\], got 7."),
+        ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
+        ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
+        ("fedhist:history=2.5", "history must be a whole number, got 2.5."),
+        ("fedhist + medien", "unknown defence 'medien': did you mean 'median'?"),
+        ("fedhist + trimmed:share=1", r"share must lie in \[0, 0.5\], got 1."),
+        ("fedhist + median:inner=1", "unknown option of median 'inner': there are none."),
+        ("wkafl:stage_two=a", "stage_two must be a whole number, got 'a'."),
+    ],
+)
+def test_refuses(spec: str, sentence: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        as_method(spec)
