@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedhist import native
 from fedhist.errors import choice, flag, number, whole
-from fedhist.strategies import passes as plain
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, cosine, normalised
+from fedhist.strategies.fused import passes as plain
 from fedhist.strategies.fused.passes import Memory, Seen, at
 from fedhist.strategies.twafl import temporal_weight
 
