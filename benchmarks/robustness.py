@@ -9,13 +9,14 @@ scale, on digits, takes minutes and shows only that everything runs.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedhist.errors import in_a_sentence
-from fedhist.paper.__main__ import main
+from fedhist.errors import exit_with_sentence
 from fedhist.paper.cells import Cell, Experiment, Scale
+from fedhist.paper.reproduce import reproduce
 from fedhist.paper.tables import Results, by_seed, final, markdown, shown
 from fedhist.simulation.methods import as_method
 
@@ -123,5 +124,15 @@ TABLES: Mapping[str, Callable[[Results], str]] = {
 }
 
 if __name__ == "__main__":
-    with in_a_sentence():
-        main(experiments=EXPERIMENTS, tables=TABLES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("--scale", default="smoke")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", default="robustness")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--part", default="1/1")
+    for flag in ("redraw", "packed"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    with exit_with_sentence():
+        reproduce(**vars(parser.parse_args()), experiments=EXPERIMENTS, tables=TABLES)

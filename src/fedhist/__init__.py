@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_RENAMED = {"Record": "Evaluation"}
+"""Names of 0.1.0's development and what they are called now."""
 _HOME = {
     "Arrivals": "strategies.arrivals",
     "Attack": "world.attacks",
@@ -23,6 +25,7 @@ _HOME = {
     "Defence": "strategies",
     "DivergedError": "errors",
     "DynSGD": "strategies",
+    "Evaluation": "store.history",
     "Explicit": "world.speeds",
     "Exponential": "world.speeds",
     "Faults": "world.faults",
@@ -43,7 +46,6 @@ _HOME = {
     "Private": "strategies",
     "Proximal": "clients.objectives",
     "REFL": "strategies",
-    "Record": "store.history",
     "Recording": "store.recording",
     "Replay": "simulation.replay",
     "SameValue": "world.attacks",
@@ -77,6 +79,8 @@ __all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        raise AttributeError(f"fedhist.{name} is called fedhist.{_RENAMED[name]} now")
     if name not in _HOME:
         raise AttributeError(f"module 'fedhist' has no attribute {name!r}")
     value = getattr(import_module(f"fedhist.{_HOME[name]}"), name)
@@ -98,7 +102,7 @@ if TYPE_CHECKING:
     from fedhist.simulation.methods import Method
     from fedhist.simulation.replay import Replay, replay
     from fedhist.simulation.trial import Trial
-    from fedhist.store.history import Comparison, History, Record
+    from fedhist.store.history import Comparison, Evaluation, History
     from fedhist.store.recording import Recording
     from fedhist.strategies import (
         REFL,

@@ -1,4 +1,4 @@
-"""Everything fedhist raises on purpose: one sentence each, naming the argument and its value."""
+"""Everything fedhist raises on purpose, and the checks that raise it: one sentence that names the argument."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-LARGEST = 2**63
-"""Whole numbers from here on do not fit into arrays."""
-LARGEST_RATE = 3e38
+INT64_END = 2**63
+FLOAT32_MAX = 3e38
 
 
 class FedHistError(Exception):
-    """Base of all errors that are the caller's to mend; the command line turns them into exit code 2."""
+    """Base of all errors that the caller can fix; the command line turns them into exit code 2."""
 
 
 class InvalidInput(FedHistError, ValueError):
@@ -28,18 +27,18 @@ class DataError(FedHistError):
 
 
 class BadUpload(FedHistError):
-    """An upload was not fit to be aggregated, and the policy is to stop then."""
+    """An upload was rejected, and the policy is to stop then."""
 
 
 class DivergedError(FedHistError, ArithmeticError):
     """Training produced NaN or infinity."""
 
     histories: Sequence[Any] = ()
-    """The runs, up to where they did."""
+    """The runs, up to the round in which they diverged."""
 
 
 @contextmanager
-def in_a_sentence() -> Iterator[None]:
+def exit_with_sentence() -> Iterator[None]:
     """Let a program that meets bad input end with one sentence and exit code 2."""
     try:
         yield
@@ -48,28 +47,28 @@ def in_a_sentence() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def shown(value: object, most: int = 100) -> str:
-    """Return a value as a sentence can show it: not at any length, and even if it has no text of its own."""
+def brief(value: object, most: int = 100) -> str:
+    """Return the ``repr`` of a value, shortened to fit into a sentence."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
-        text = f"a {type(value).__name__} beyond all measure"
+    except (ValueError, RecursionError):  # Python refuses to print integers of more than 4,300 digits
+        text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def reason(error: BaseException, most: int = 200) -> str:
-    """Return what an error says, in the middle of a sentence: the first line, without a full stop."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    first = (said.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """Return an error's message as part of a sentence: the first line, without a full stop."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    first = (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return first if len(first) <= most else f"{first[:most]}…"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:
-    """Build the error for a name nobody knows, with the nearest known one suggested."""
+    """Return the error for an unknown name, with the nearest known one as a suggestion."""
     by_lower = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
     choices = f"choose from {', '.join(by_lower.values())}." if by_lower else "there are none."
-    return InvalidInput(f"unknown {kind} {shown(name)}: {f'did you mean {by_lower[near[0]]!r}?' if near else choices}")
+    return InvalidInput(f"unknown {kind} {brief(name)}: {f'did you mean {by_lower[near[0]]!r}?' if near else choices}")
 
 
 def require(condition: bool, message: str) -> None:
@@ -82,11 +81,11 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     """Return `value` as an int, or raise unless it is a whole number of at least `least`."""
     require(
         isinstance(value, numbers.Integral) and not isinstance(value, bool),
-        f"{name} must be a whole number, got {shown(value)}.",
+        f"{name} must be a whole number, got {brief(value)}.",
     )
     result: int = int(value)  # type: ignore[call-overload]
-    require(least is None or result >= least, f"{name} must be at least {least}, got {shown(result)}.")
-    require(abs(result) < LARGEST, f"{name} must be less than 2^63, got {shown(result)}.")
+    require(least is None or result >= least, f"{name} must be at least {least}, got {brief(result)}.")
+    require(abs(result) < INT64_END, f"{name} must be less than 2^63, got {brief(result)}.")
     return result
 
 
@@ -94,9 +93,9 @@ def number(name: str, value: object, low: float | None = None, high: float | Non
     """Return `value` as a float, or raise unless it is a finite number from `low` to `high`."""
     try:
         usable = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         usable = False
-    require(usable, f"{name} must be a number, got {shown(value)}.")
+    require(usable, f"{name} must be a number, got {brief(value)}.")
     result = float(value)  # type: ignore[arg-type]
     if low is not None and high is not None:
         require(low <= result <= high, f"{name} must lie in [{low:g}, {high:g}], got {value}.")
@@ -113,20 +112,20 @@ def positive(name: str, value: object) -> float:
 
 
 def rate(name: str, value: object) -> float:
-    """Return `value` as a float, or raise unless it is a positive number that float32 can hold."""
+    """Return `value` as a float, or raise unless it is positive and fits into float32."""
     result = positive(name, value)
-    require(result <= LARGEST_RATE, f"{name} must be at most {LARGEST_RATE:g}, got {value}.")
+    require(result <= FLOAT32_MAX, f"{name} must be at most {FLOAT32_MAX:g}, got {value}.")
     return result
 
 
 def flag(name: str, value: object) -> bool:
-    """Return `value`, or raise unless it is True or False: any other text would count as true."""
-    require(isinstance(value, bool), f"{name} must be True or False, got {shown(value)}.")
+    """Return `value`, or raise unless it is True or False."""
+    require(isinstance(value, bool), f"{name} must be True or False, got {brief(value)}.")
     return bool(value)
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return `value`, or raise unless it is one of `choices`."""
     listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-    require(value in choices, f"{name} must be {listed}, got {shown(value)}.")
+    require(value in choices, f"{name} must be {listed}, got {brief(value)}.")
     return str(value)

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fedhist.paper.__main__ import main
 
 from fedhist.paper import runner
-from fedhist.paper.__main__ import main
 from fedhist.paper.cells import SCALES, Cell
 from fedhist.paper.runner import results
 

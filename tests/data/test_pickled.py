@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedhist.data.pickled import PickledArray, read_pickle
 
 from fedhist.data.formats import read_cifar
-from fedhist.data.pickled import PickledArray, read_pickle
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
 BYTE = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"

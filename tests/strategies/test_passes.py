@@ -8,13 +8,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from fedhist.strategies.fused.passes import Memory
 from torch import Tensor
 
 import fedhist as fh
 from fedhist import native
 from fedhist.strategies import compiled, passes
 from fedhist.strategies import fedhist as module
-from fedhist.strategies.fused.passes import Memory
 
 GPU = torch.cuda.device_count() > 0
 

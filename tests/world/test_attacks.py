@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedhist.simulation.batched import BatchedRounds
 from torch import Tensor
 
 import fedhist as fh
 from fedhist.noise import keyed
-from fedhist.simulation.batched import BatchedRounds
 from fedhist.simulation.run import Run
 from fedhist.world.attacks import ATTACKS, as_attack, poisoned
 from fedhist.world.clock import make_schedule, plan_versions

@@ -1,4 +1,4 @@
-"""One client's turn, and what every trainer does with many of them."""
+"""One client's training, and what every trainer does with many of them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,23 @@ class Job:
         return self.local.batches(self.task.client(self.client), rng)
 
 
+def identity(thing: object) -> object:
+    """Return what tells a thing from others: its value where it can be hashed, else which object it is."""
+    try:
+        hash(thing)
+    except TypeError:
+        return id(thing)
+    return thing
+
+
 @lru_cache(maxsize=256)
 def _stream(thread: int, seed: int) -> Stream:  # noqa: ARG001 (a stream is not to be shared by threads)
     return Stream(seed, "batches")
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a model does on the test set."""
+class Score:
+    """How well a model does on the test set."""
 
     loss: float
     correct: NDArray[np.int64]
@@ -87,7 +96,7 @@ class Trainer(Protocol):
         Returns what to wait for, one future per job in order, or nothing when all is done already.
         """
 
-    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
+    def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model on its task's test set."""
 
     def close(self) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from fedhist.errors import number, rate, require, whole
+from fedhist.options import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PANEL = "Local work"
+MOST_STEPS = 1_000_000
+"""Steps and epochs beyond which a number is a slip of the hand: the run would never end."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,19 @@ class LocalSGD:
         As in ``torch.optim.SGD``; momentum starts at zero with every upload.
     """
 
-    lr: float = 0.01
-    steps: int = 1
-    batch_size: int = 32
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: float = option(0.01, "The clients' learning rate.", PANEL, default_text="what suits the data set")
+    steps: int = option(1, "Minibatch steps per upload.", PANEL, name="local_steps")
+    batch_size: int = option(32, "Examples per minibatch.", PANEL)
+    epochs: int | None = option(None, "Passes over a client's data per upload, instead of steps.", PANEL)
+    momentum: float = option(0.0, "Momentum of local SGD.", PANEL)
+    weight_decay: float = option(0.0, "Weight decay of local SGD.", PANEL)
 
     def __post_init__(self) -> None:
         rate("lr", self.lr)
-        whole("steps", self.steps, 1)
         whole("batch_size", self.batch_size, 1)
-        if self.epochs is not None:
-            whole("epochs", self.epochs, 1)
+        for name in ("steps", "epochs"):
+            if (value := getattr(self, name)) is not None or name == "steps":
+                require(whole(name, value, 1) <= MOST_STEPS, f"{name} must be at most {MOST_STEPS:,}, got {value}.")
         if number("weight_decay", self.weight_decay, 0) > 0:
             rate("weight_decay", self.weight_decay)
         require(0 <= number("momentum", self.momentum) < 1, f"momentum must lie in [0, 1), got {self.momentum}.")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhist.data.layout import Layout, Parameters
-from fedhist.errors import number, positive
+from fedhist.errors import InvalidInput, number, positive
 
 
 class Net(Protocol):
@@ -80,6 +80,18 @@ class Objective(Protocol):
 
     def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return the scalar loss."""
+
+
+def loss_of(objective: Objective, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+    """Return an objective's loss, or raise unless it is a scalar tensor."""
+    loss = objective(net, params, anchor, batch)
+    if not isinstance(loss, Tensor) or loss.ndim > 0:
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(
+            f"objective {type(objective).__name__} must return a scalar tensor, got {kind}; "
+            "batch.mean() makes one of a loss for each example."
+        )
+    return loss
 
 
 @dataclass(frozen=True)

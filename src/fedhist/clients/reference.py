@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhist.clients.job import Candidate, Evaluation, Job
+from fedhist.clients.job import Candidate, Job, Score
 from fedhist.clients.net import ModuleNet, net_key
-from fedhist.clients.objectives import Anchor, Batch
+from fedhist.clients.objectives import Anchor, Batch, loss_of
 from fedhist.data.task import Task
 from fedhist.streams import Stream
 
@@ -61,16 +61,16 @@ class ReferenceTrainer:
         for examples in job.batches():
             index = torch.from_numpy(examples).to(self.device)
             optimizer.zero_grad(set_to_none=False)
-            loss = job.objective(net, net.own, anchor, Batch(x[index], y[index]))
+            loss = loss_of(job.objective, net, net.own, anchor, Batch(x[index], y[index]))
             torch.autograd.backward(loss)
             optimizer.step()
         return net.layout.flatten(net.module)
 
-    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
+    def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model over the whole test set."""
         return [self._evaluated(*candidate) for candidate in models]
 
-    def _evaluated(self, task: Task, seed: int, model: Tensor) -> Evaluation:
+    def _evaluated(self, task: Task, seed: int, model: Tensor) -> Score:
         _, _, x, y = task.on(self.device)
         net = self._net(task, seed)
         net.layout.load(net.module, model)
@@ -94,9 +94,9 @@ def count_correct(net: ModuleNet, x: Tensor, y: Tensor, classes: int) -> tuple[f
     return loss, hits, torch.bincount(y, minlength=classes)
 
 
-def summed(parts: Sequence[tuple[float, Tensor, Tensor]]) -> Evaluation:
+def summed(parts: Sequence[tuple[float, Tensor, Tensor]]) -> Score:
     """Add up the parts of a test set."""
     losses, hits, totals = zip(*parts, strict=True)
     total = torch.stack(totals).sum(dim=0).cpu().numpy().astype(np.int64)
     correct = torch.stack(hits).sum(dim=0).cpu().numpy().astype(np.int64)
-    return Evaluation(sum(losses) / int(total.sum()), correct, total)
+    return Score(sum(losses) / int(total.sum()), correct, total)

@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedhist.clients.job import Candidate, Evaluation, Job
+from fedhist.clients.job import Candidate, Job, Score
 from fedhist.clients.native import NativeModel, Unsupported, supports
 from fedhist.clients.net import ModuleNet, net_key
-from fedhist.clients.objectives import Anchor, Batch, Objective
+from fedhist.clients.objectives import Anchor, Batch, Objective, loss_of
 from fedhist.clients.reference import TEST_BATCH, count_correct, summed
 from fedhist.data.task import Task
 
@@ -110,7 +110,7 @@ class _TorchWorker:
         velocity: tuple[Tensor, ...] | None = None
         for examples in job.batches():
             batch = Batch(*self.data.train(torch.from_numpy(examples)))
-            loss = job.objective(net, net.own, anchor, batch)
+            loss = loss_of(job.objective, net, net.own, anchor, batch)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             if local.weight_decay:
                 gradients = torch._foreach_add(gradients, self.views, alpha=local.weight_decay)
@@ -193,7 +193,7 @@ class ThreadedTrainer:
     def _train(self, model: Model, job: Job, row: Tensor) -> None:
         self._worker(model).train(job, row)
 
-    def evaluate(self, models: Sequence[Candidate]) -> list[Evaluation]:
+    def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate all models, in pieces of the test set."""
         pieces = []
         for task, seed, flat in models:

@@ -18,9 +18,10 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from fedhist import __version__
-from fedhist.command.folder import RunFolder, shown
+from fedhist.command.flags import takes_settings
+from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.settings import Settings
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, in_a_sentence
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
 from fedhist.store.files import slug, whole_file
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="K-asynchronous federated learning: FedHist and seven baselines, one simulator.",
+    help="Asynchronous federated learning: simulate it, compare methods on the same arrivals, report.",
 )
 console = Console()
 stderr = Console(stderr=True)
@@ -38,7 +39,7 @@ stderr = Console(stderr=True)
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
-    with in_a_sentence():
+    with exit_with_sentence():
         app()
 
 
@@ -55,46 +56,6 @@ def _common(
     ] = False,
 ) -> None:
     pass
-
-
-def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option per field of :class:`Settings`, collected into its argument `flags`."""
-
-    def option(name: str) -> inspect.Parameter:
-        field = Settings.model_fields[name]
-        many = name == "strategy" and several
-        # run takes a list as well, to say so when it is given several
-        kind = list[str] if name == "strategy" else str if name in ("split", "noise") else field.annotation
-        default = "fedavg fedhist" if many else "fedhist" if name == "strategy" else field.default
-        shown = "" if default is None else f" Default: {default}."
-        extra = field.json_schema_extra
-        setting = typer.Option(
-            f"--{name.replace('_', '-')}",
-            help=f"{field.description}{' Repeat it, or say all.' if many else ''}{shown}",
-            rich_help_panel=str(extra["panel"]) if isinstance(extra, dict) else None,
-            show_default=False,
-        )
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Optional[kind], setting],  # noqa: UP045 (a runtime value)
-        )
-
-    names = [name for name in Settings.model_fields if several or name != "seeds"]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def run_command(**given: Any) -> None:
-            command(flags={name: given.pop(name) for name in names}, **given)
-
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p for p in own if p.name != "flags"] + [option(name) for name in names]
-        run_command.__name__, run_command.__doc__ = command.__name__, command.__doc__
-        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run_command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run_command
-
-    return decorate
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
@@ -114,33 +75,14 @@ def run(
     flags: dict[str, Any],
 ) -> None:
     """Run one method and keep its history."""
-    run_one(config, out, quiet, tensorboard, flags)
-
-
-def run_one(config: Path | None, out: Path | None, quiet: bool, tensorboard: bool, flags: dict[str, Any]) -> None:
-    """Run a method."""
-    settings = Settings.read(config, flags)
-    if len(settings.strategy) != 1 or "all" in settings.strategy or settings.seeds != 1:
+    settings = _complete(Settings.read(config, flags))
+    strategy, seeds = settings["strategy"], settings["seeds"]
+    if len(strategy) != 1 or "all" in strategy or seeds != 1:
         raise InvalidInput(
-            f"run takes one strategy and one seed, got strategy={list(settings.strategy)} and "
-            f"seeds={settings.seeds}; use fedhist compare."
+            f"run takes one strategy and one seed, got strategy={strategy} and seeds={seeds}; use fedhist compare."
         )
-    name = slug(f"{settings.dataset}-{settings.strategy[0]}-seed{settings.seed}")
+    name = slug(f"{settings['dataset']}-{strategy[0]}-seed{settings['seed']}")
     _carry_out(RunFolder.begin(out, name, "run", settings), quiet, tensorboard)
-
-
-@app.command()
-@takes_settings(several=False)
-def record(
-    *,
-    config: ConfigFile = None,
-    out: Out = None,
-    quiet: Quiet = False,
-    tensorboard: Board = False,
-    flags: dict[str, Any],
-) -> None:
-    """Run one method and keep all its uploads, for `fedhist replay`; the same as run --record."""
-    run_one(config, out, quiet, tensorboard, {**flags, "record": True})
 
 
 @app.command()
@@ -154,11 +96,24 @@ def compare(
     flags: dict[str, Any],
 ) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
-    settings = Settings.read(config, flags)
-    if "strategy" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"strategy": ("fedavg", "fedhist")})
-    name = slug(f"{settings.dataset}-compare-seed{settings.seed}")
+    settings = _complete(Settings.read(config, flags))
+    if "strategy" not in settings.given:
+        settings = settings.having(strategy=["fedavg", "fedhist"])
+    name = slug(f"{settings['dataset']}-compare-seed{settings['seed']}")
     _carry_out(RunFolder.begin(out, name, "compare", settings), quiet, tensorboard)
+
+
+def _complete(settings: Settings) -> Settings:
+    """Return the settings with what suits the data set, so that the file that is written can be run again for good."""
+    from fedhist.command.experiment import data_lr  # noqa: PLC0415
+
+    return settings if "lr" in settings.given else settings.having(lr=data_lr(settings))
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def record() -> None:
+    """Name the new name of a command that was renamed."""
+    raise InvalidInput("there is no fedhist record any more; it is called fedhist run --record.")
 
 
 @app.command()
@@ -167,12 +122,12 @@ def resume(
     quiet: Quiet = False,
     tensorboard: Board = False,
 ) -> None:
-    """Go on with a run that was stopped; the result is the same to the bit."""
+    """Resume a run that was stopped; the result is the same to the bit."""
     unfinished = RunFolder.reopen(folder)
-    if unfinished is not None and unfinished.saved and unfinished.settings.engine != "local":
-        raise InvalidInput(f"{folder} was begun with engine='local' and can only go on with it; see its config.toml.")
+    if unfinished is not None and unfinished.saved and unfinished.settings["engine"] != "local":
+        raise InvalidInput(f"{folder} was begun with engine='local' and can only be resumed so; see its config.toml.")
     if unfinished is None:
-        console.print(f"{folder} is finished; there is nothing to go on with.", highlight=False, soft_wrap=True)
+        console.print(f"{folder} is finished; there is nothing to resume.", highlight=False, soft_wrap=True)
     else:
         _carry_out(unfinished, quiet, tensorboard)
 
@@ -181,20 +136,20 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
     settings = folder.settings
     _note_fedprox(settings)
-    where = shown(folder.path)
+    where = from_here(folder.path)
     try:
         runs = _experiment(folder, quiet, tensorboard)
     except KeyboardInterrupt as interrupt:
         folder.abandon()
         if folder.checkpoint.exists():
-            stderr.print(f"Interrupted; go on with: fedhist resume {where}", highlight=False, soft_wrap=True)
+            stderr.print(f"Interrupted; resume with: fedhist resume {where}", highlight=False, soft_wrap=True)
         else:
             stderr.print("Interrupted; nothing was written.")
         raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
     except DivergedError as error:
-        if any(record.loss is not None for history in error.histories for record in history.records):
-            from fedhist.store.history import Comparison  # noqa: PLC0415
+        from fedhist.store.history import Comparison  # noqa: PLC0415
 
+        if any(history.evaluations for history in error.histories):
             with folder.finishing():
                 _write(Comparison(error.histories), folder)
             raise DivergedError(f"{error} What there was before is in {where}.") from None
@@ -218,7 +173,7 @@ def _write(runs: Comparison, folder: RunFolder) -> None:
         history.save(inner)
         _save_model(history, inner)
     if folder.command == "compare":
-        draw_curves(runs, folder.path / "curves.png", folder.settings.target)
+        draw_curves(runs, folder.path / "curves.png", folder.settings["target"])
 
 
 @app.command()
@@ -249,7 +204,7 @@ def replay(
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    places = ", ".join(str(shown(((out or folder) / f"replay-{slug(name)}").resolve())) for name in strategy)
+    places = ", ".join(str(from_here(((out or folder) / f"replay-{slug(name)}").resolve())) for name in strategy)
     for line in (WHAT_IT_IS, f"Round by round in {places}."):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -272,7 +227,7 @@ def strategies() -> None:
 
 
 def _options(make: Callable[..., Any]) -> str:
-    """Return the options a name can be given; what a defence goes around is none."""
+    """Return the options a name can be given; the strategy that a defence guards is none."""
     given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
@@ -294,7 +249,7 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
 @app.command()
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write; one that is there is replaced.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write; an existing one is replaced.")] = Path(
         "report.html"
     ),
     baseline: Annotated[
@@ -311,44 +266,79 @@ def report(
     size = out.stat().st_size / 1e6
     runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
     console.print(
-        f"{runs} in {shown(out.resolve())} ({size:.1f} MB); open it in a browser.", highlight=False, soft_wrap=True
+        f"{runs} in {from_here(out.resolve())} ({size:.1f} MB); open it in a browser.", highlight=False, soft_wrap=True
     )
 
 
-PASSED_ON: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    "add_help_option": False,
-}
-"""Commands whose options are read elsewhere, since they also run where typer is not installed."""
-
-
-@app.command(**PASSED_ON)
-def paper(context: typer.Context) -> None:
+@app.command()
+def paper(
+    experiment: Annotated[
+        str, typer.Argument(help="calibration, table1, table2, fig3, fig4, fig5, tuned, sensitivity or all.")
+    ],
+    scale: Annotated[str, typer.Option(help="smoke: minutes on two cores; full: for a GPU.")] = "smoke",
+    seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
+    dataset: Annotated[Optional[list[str]], typer.Option(help="Only this one; may be repeated.")] = None,  # noqa: UP045
+    out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("paper"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
+    engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
+    part: Annotated[str, typer.Option(help="Only the I-th of N shares of the runs.", metavar="I/N")] = "1/1",
+    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show what is there.")] = False,
+    pack: Annotated[bool, typer.Option("--pack", help="Put all finished runs into one compressed file.")] = False,
+) -> None:
     """Run the paper's tables and figures; results appear beside the published numbers."""
-    from fedhist.paper.__main__ import main as reproduce  # noqa: PLC0415
+    from fedhist.paper.reproduce import reproduce  # noqa: PLC0415
 
-    reproduce(context.args)
+    reproduce(
+        experiment, scale=scale, seeds=seeds, datasets=dataset, out=out, device=device, engine=engine,
+        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
+    )  # fmt: skip
 
 
-@app.command(**PASSED_ON)
-def bench(context: typer.Context) -> None:
-    """Measure this machine: updates/s against a plain loop, the server step, scaling, start-up."""
-    from fedhist.command.bench import main as measure  # noqa: PLC0415
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="What to measure: updates.")] = "updates",
+    dataset: Annotated[str, typer.Option(help="A data set's name, or random: noise of CIFAR's shape.")] = "random",
+    model: Annotated[str, typer.Option(help="lenet or cnn, with random data.")] = "lenet",
+    strategy: Annotated[str, typer.Option(help="A method's name, or all.")] = "fedhist",
+    trainer: Annotated[Optional[list[str]], typer.Option(help="One of the trainers; may be repeated.")] = None,  # noqa: UP045
+    clients: Annotated[int, typer.Option(min=1)] = 100,
+    k: Annotated[int, typer.Option(min=1)] = 10,
+    seeds: Annotated[int, typer.Option(min=1)] = 1,
+    rounds: Annotated[int, typer.Option(min=1)] = 20,
+    local_steps: Annotated[int, typer.Option(min=1)] = 5,
+    eval_every: Annotated[int, typer.Option(min=1)] = 100,
+    loop_updates: Annotated[int, typer.Option(min=1, help="Client updates of the plain loop.")] = 40,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
+) -> None:
+    """Measure this machine: client updates per second, against a plain PyTorch loop."""
+    from fedhist.command.bench import measure  # noqa: PLC0415
 
-    measure(context.args)
+    if what != "updates":
+        raise InvalidInput(
+            f"fedhist bench measures updates, got {what!r}; benchmarks/ has server, scaling and startup."
+        )
+    measure(
+        dataset=dataset, model=model, strategy=strategy, trainers=trainer, clients=clients, k=k, seeds=seeds,
+        rounds=rounds, local_steps=local_steps, eval_every=eval_every, loop_updates=loop_updates, repeats=repeats,
+        device=device, data_dir=data_dir,
+    )  # fmt: skip
 
 
 def _note_fedprox(settings: Settings) -> None:
-    named = any(name == "all" or name.startswith("fedprox") for name in settings.strategy)
-    if named and settings.local_steps == 1 and settings.epochs is None:
+    named = any(name == "all" or name.startswith("fedprox") for name in settings["strategy"])
+    if named and settings["local_steps"] == 1 and settings["epochs"] is None:
         stderr.print("Note: with one local step FedProx is FedAvg; its pull is zero until the second.")
 
 
 def _save_model(history: History, folder: Path) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    with whole_file(folder / "model.safetensors") as part:
-        save_file(history.model or {}, part)
+    if history.model is not None:
+        with whole_file(folder / "model.safetensors") as part:
+            save_file(history.model, part)
 
 
 def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
@@ -357,23 +347,23 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
     from fedhist.report.live import TensorBoard  # noqa: PLC0415
     from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
 
-    settings, told = folder.settings, set[str]()
+    settings, seen = folder.settings, set[str]()
 
-    def tell(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in told:
-            told.add(str(message))
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
             stderr.print(f"Note: {message}", highlight=False, soft_wrap=True)
 
-    trials = len(methods_of(settings)) * settings.seeds
+    trials = len(methods_of(settings)) * settings["seeds"]
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = tell
+        warnings.showwarning = show
         hooks: list[Callable[[int, Sequence[History]], None]] = []
         if tensorboard or folder.tensorboard.is_dir():
             hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
-        at_once = settings.engine == "ray"
-        terminal = stack.enter_context(Terminal(settings.rounds, trials, stderr, quiet=quiet, at_once=at_once))
+        at_once = settings["engine"] == "ray"
+        terminal = stack.enter_context(Terminal(settings["rounds"], trials, stderr, quiet=quiet, at_once=at_once))
         hooks.append(terminal)
 
         def on_round(round_: int, histories: Sequence[History]) -> None:
@@ -384,14 +374,12 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
 
 
 def _show(runs: Comparison, settings: Settings) -> None:
-    from fedhist.report.table import cells, rows  # noqa: PLC0415
+    from fedhist.report.table import cells, columns, rows  # noqa: PLC0415
 
     table = Table(title=f"{runs[0].task}: test accuracy in %")
-    columns = ["method", "final", "best", f"rounds to {100 * settings.target:g} %", "mean staleness"]
-    if any(history.summary().get("epsilon") is not None for history in runs):
-        columns.append(f"ε at δ = {settings.delta:g}")
-    for column in columns:
+    found = rows(runs, settings["target"])
+    for column in columns(found, settings["target"], settings["delta"]):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows(runs, settings.target):
-        table.add_row(*cells(row))
+    for row in found:
+        table.add_row(*cells(row, found))
     console.print(table)

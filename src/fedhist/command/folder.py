@@ -1,4 +1,4 @@
-"""The folder of a run: claimed before the work begins, and enough to go on from until it is done."""
+"""The folder of a run: claimed before the work begins, and enough to resume from until it is done."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from fedhist.store.files import parse_json, read_text, whole_file
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
 COMMANDS = ("run", "compare")
-RECORDED = "uploads.npy", "updates.npy", "recording.npz"
 
 
-def shown(path: Path) -> Path:
-    """Return a path as seen from here, where it lies below."""
+def from_here(path: Path) -> Path:
+    """Return a path relative to the current folder, if it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -35,21 +34,23 @@ class RunFolder:
 
     @classmethod
     def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> RunFolder:
-        """Claim a folder, which must be empty or not there; without a path, a new one below `runs`."""
+        """Claim a folder, which must be empty or not exist; without a path, a new one below `runs`."""
         if path is None:
             path = base = Path("runs") / name
             count = 1
             while path.exists():
                 count += 1
                 path = base.with_name(f"{base.name}-{count}")
-        paths = {name: each.resolve() for name in ("data_dir", "schedule") if (each := getattr(settings, name))}
-        settings = settings.model_copy(update=paths)  # it may go on from elsewhere
+        paths = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
+        settings = settings.having(**paths)  # it may be resumed from elsewhere
         with _writing(path):
             path = path.resolve()
             if (path / CHECKPOINT).is_dir():
-                raise InvalidInput(f"out={shown(path)} is unfinished; go on with: fedhist resume {shown(path)}")
+                raise InvalidInput(
+                    f"out={from_here(path)} is unfinished; resume it with: fedhist resume {from_here(path)}"
+                )
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InvalidInput(f"out={shown(path)} exists already; choose another folder.")
+                raise InvalidInput(f"out={from_here(path)} exists already; choose another folder.")
             folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
             try:
                 (path / CHECKPOINT).mkdir(parents=True)
@@ -69,21 +70,22 @@ class RunFolder:
         path = path.resolve()
         begun, config = path / CHECKPOINT / BEGUN, path / CONFIG
         if not config.is_file():
-            raise InvalidInput(f"{shown(path)} holds no {CONFIG}, so there is nothing to go on with.")
+            raise InvalidInput(f"{from_here(path)} holds no {CONFIG}, so there is nothing to resume.")
         if not (path / CHECKPOINT).is_dir():
             return None
         try:
-            said = parse_json(read_text(begun))
-            command, version = said["command"], said["fedhist"]
+            stored = parse_json(read_text(begun))
+            command, version = stored["command"], stored["fedhist"]
         except FileNotFoundError:
-            raise InvalidInput(f"{shown(path)} was stopped before it began; delete it and start again.") from None
+            raise InvalidInput(f"{from_here(path)} was stopped before it began; delete it and start again.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{shown(begun)} cannot be read: {reason(error)}.") from error
+            raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
         if command not in COMMANDS:
-            raise InvalidInput(f"{shown(begun)} names the unknown command {command!r}.")
+            raise InvalidInput(f"{from_here(begun)} names the unknown command {command!r}.")
         if version != __version__:
             raise FedHistError(
-                f"{shown(path)} was begun with fedhist {version} and cannot go on to the bit with {__version__}."
+                f"{from_here(path)} was begun with fedhist {version} and cannot be resumed to the bit with "
+                f"{__version__}."
             )
         return cls(path, command, Settings.read(config), None)
 
@@ -98,22 +100,24 @@ class RunFolder:
 
     @property
     def tensorboard(self) -> Path:
-        """The folder for TensorBoard's files; if it is there, they are wanted."""
+        """The folder for TensorBoard's files; if it exists, they are wanted."""
         return self.path / "tensorboard"
 
     @property
     def saved(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return any(self.checkpoint.glob("runs-*.safetensors"))
 
     def abandon(self, *, with_checkpoints: bool = False) -> None:
         """Leave nothing behind of a run that was begun here and has nothing to show."""
+        from fedhist.store.recording import FILES  # noqa: PLC0415
+
         if self._created is None or (self.saved and not with_checkpoints):
             return
         for folder in (self.checkpoint, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
         (self.path / CONFIG).unlink(missing_ok=True)
-        for file in [file for name in RECORDED for file in self.path.rglob(name)]:
+        for file in [file for name in FILES for file in self.path.rglob(name)]:
             file.unlink()
             with contextlib.suppress(OSError):
                 file.parent.rmdir()
@@ -123,7 +127,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[Path]:
-        """Give the folder for the results; when they are all there, the run is finished."""
+        """Give the folder for the results; when they are all written, the run is finished."""
         with _writing(self.path):
             yield self.path
             for left in self.path.rglob(".*.part"):  # by a process that was killed while it wrote
@@ -138,4 +142,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidInput(f"out={shown(path)} cannot be written: {error.strerror}.") from error
+        raise InvalidInput(f"out={from_here(path)} cannot be written: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""Every setting of a simulation that has a name, for TOML files and the command line alike.
+"""Every setting that has a name, for TOML files and the command line alike: the options of a trial, and a few more.
 
 Imports nothing heavy: ``fedhist --help`` is built from it.
 """
@@ -7,108 +7,94 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pydantic
-from pydantic import BaseModel, ConfigDict, Field
-
-from fedhist.errors import LARGEST, InvalidInput, reason, shown, unknown
+from fedhist.errors import InvalidInput, brief, number, reason, require, whole
+from fedhist.options import Option, option, options_of, unknown_option
+from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_toml, read_text, whole_file
 
-LONGEST, MOST_SEEDS = 1_000_000, 10_000
-"""Steps and seeds beyond which a setting is a slip of the hand: the run would neither end nor fit into memory."""
+MOST_SEEDS = 10_000
+"""Seeds beyond which a number is a slip of the hand."""
 
 
-def _in(panel: str, default: Any, description: str, **limits: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
+@dataclass(frozen=True)
+class Experiment:
+    """What ``fedhist run`` and ``fedhist compare`` are told besides the options of a trial."""
 
-
-class Settings(BaseModel):
-    """What to run, on what, and how."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    strategy: tuple[str, ...] = _in(
-        "Method", ("fedhist",), "A method's name, or name:option=value,… (see `fedhist strategies`)."
+    strategy: str = option("fedhist", "A method's name, or name:option=value,… (see `fedhist strategies`).", "Method")
+    defence: str | None = option(
+        None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2.", "Method"
     )
-    defence: str | None = _in(
-        "Method", None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2."
-    )
-    k: int = _in("Method", 10, "Uploads that close a round.")
-    rounds: int = _in("Method", 300, "Rounds to run.")
-    server_lr: float = _in("Method", 1.0, "The server's learning rate.")
-    concurrency: int | None = _in("Method", None, "Clients at work at a time; all by default.")
-
-    dataset: str = _in("Data", "digits", "digits, fashion-mnist, cifar10 or cifar100.")
-    data_dir: Path | None = _in("Data", None, "Folder with data sets in torchvision's layout.")
-    clients: int = _in("Data", 100, "Number of clients N.")
-    split: Literal["dirichlet", "iid", "shards"] = _in(
-        "Data", "dirichlet", "How labels are divided: dirichlet, iid or shards."
-    )
-    beta: float = _in("Data", 0.3, "Dirichlet parameter; the smaller, the more skewed.")
-    shards_per_client: int = _in("Data", 2, "Shards each client gets with split = shards.")
-    rare_class: int | None = _in("Data", None, "A class that only the slow clients hold.")
-
-    lr: float = _in("Local work", 0.01, "The clients' learning rate.")
-    local_steps: int = _in("Local work", 1, "Minibatch steps per upload.", le=LONGEST)
-    epochs: int | None = _in(
-        "Local work", None, "Passes over a client's data per upload, instead of steps.", le=LONGEST
-    )
-    batch_size: int = _in("Local work", 32, "Examples per minibatch.")
-    momentum: float = _in("Local work", 0.0, "Momentum of local SGD.")
-    weight_decay: float = _in("Local work", 0.0, "Weight decay of local SGD.")
-
-    devices: str = _in(
-        "Devices",
-        "lognormal",
-        "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit or random "
-        "(K of N at random), with options as in lognormal:sigma=1.",
-    )
-    slow_fraction: float = _in("Devices", 0.0, "Share of the clients that are slow.", ge=0, le=1)
-    slow_speed: float = _in("Devices", 0.5, "The slow clients' share of normal speed.")
-
-    schedule: Path | None = _in(
-        "Devices", None, "Who worked from when to when, instead of devices: CSV or JSONL with client, start and end."
-    )
-    schedule_clients: str = _in(
-        "Devices", "auto", "What names a client there: ids, labels, or auto (whole numbers are ids)."
+    dataset: str = option("digits", "digits, fashion-mnist, cifar10 or cifar100.", "Data")
+    data_dir: Path | None = option(None, "Folder with data sets in torchvision's layout.", "Data")
+    clients: int = option(100, "Number of clients N.", "Data")
+    split: str = option("dirichlet", "How labels are divided: dirichlet, iid or shards.", "Data")
+    beta: float = option(0.3, "Dirichlet parameter; the smaller, the more skewed.", "Data")
+    shards_per_client: int = option(2, "Shards each client gets with split = shards.", "Data")
+    rare_class: int | None = option(None, "A class that only the slow clients hold.", "Data")
+    slow_fraction: float = option(0.0, "Share of the clients that are slow.", "Speeds")
+    slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "Speeds")
+    clip: float | None = option(None, "Longest upload; with noise_multiplier, differential privacy.", "Privacy")
+    noise_multiplier: float | None = option(None, "Noise in multiples of the clip; 0 only clips.", "Privacy")
+    noise: str = option("upload", "Where noise is added: upload or sum.", "Privacy")
+    delta: float = option(1e-5, "Delta at which epsilon is reported.", "Privacy")
+    seeds: int = option(1, "Number of seeds, counted from `seed`.", "Run")
+    device: str = option("auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.", "Run")
+    trainer: str = option("auto", "auto, reference, threaded, native or batched.", "Run")
+    engine: str = option("local", "local, or ray to spread the runs over a Ray cluster.", "Run")
+    checkpoint_every: float = option(
+        10.0, "Seconds between checkpoints, from which `fedhist resume` continues.", "Run", compared=False
     )
 
-    faults: str | None = _in("Faults", None, "How uploads break on their way, such as nan=0.01,huge=0.02,lost=0.1.")
-    bad_updates: str = _in("Faults", "reject", "What to do with a bad upload: reject, clip or stop.")
-    max_norm_ratio: float = _in("Faults", 1000.0, "How many times as long as usual an upload may be.")
 
-    clip: float | None = _in("Privacy", None, "Longest upload; with noise_multiplier, differential privacy.")
-    noise_multiplier: float | None = _in("Privacy", None, "Noise in multiples of the clip; 0 only clips.")
-    noise: Literal["upload", "sum"] = _in("Privacy", "upload", "Where noise is added: upload or sum.")
-    delta: float = _in("Privacy", 1e-5, "Delta at which epsilon is told.")
-    attack: str | None = _in(
-        "Attack",
-        None,
-        "What some clients do: sign-flip, scaled-noise, same-value, little-is-enough or label-flip, with options as "
-        "in sign-flip:share=0.2.",
-    )
+def all_options() -> dict[str, Option]:
+    """Return every setting by its name."""
+    return options_of(Experiment) | options_of(Trial)
 
-    seed: int = _in("Run", 0, "Seed of split, schedule, batches and initial model.")
-    seeds: int = _in("Run", 1, "Number of seeds, counted from `seed`.", ge=1, le=MOST_SEEDS)
-    eval_every: int | None = _in(
-        "Run", None, "Rounds between evaluations; by default a twentieth of the rounds, at most 100.", ge=1
-    )
-    device: str = _in("Run", "auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.")
-    trainer: str = _in("Run", "auto", "auto, reference, threaded, native or batched.")
-    engine: str = _in("Run", "local", "local, or ray to spread the runs over a Ray cluster.")
-    checkpoint_every: float = _in(
-        "Run", 10.0, "Seconds between checkpoints, from which `fedhist resume` goes on.", ge=0
-    )
-    record: bool = _in("Run", False, "Keep all uploads, for `fedhist replay`.")
-    record_dtype: str | None = _in("Run", None, "float16 or bfloat16 to keep uploads in half the size.")
-    target: float = _in("Run", 0.5, "Accuracy whose first round the table reports.", ge=0, le=1)
 
-    @pydantic.field_validator("strategy", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+class Settings(Mapping[str, Any]):
+    """The values of all settings: those that were given, and defaults for the others."""
+
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        options = all_options()
+        self.given = dict(given or {})
+        for name, value in self.given.items():
+            if name not in options:
+                raise unknown_option("fedhist", name, options)
+            self.given[name] = _checked(options[name], value)
+        require(
+            "epochs" not in self.given or "local_steps" not in self.given,
+            f"epochs={brief(self.given.get('epochs'))} and local_steps={brief(self.given.get('local_steps'))}: give "
+            "one of the two.",
+        )
+        require(self["seeds"] <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {self['seeds']}.")
+        number("slow_fraction", self["slow_fraction"], 0, 1)
+        number("checkpoint_every", self["checkpoint_every"], 0)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name] if name in self.given else _default(all_options()[name])
+
+    def __iter__(self) -> Any:
+        return iter(all_options())
+
+    def __len__(self) -> int:
+        return len(all_options())
+
+    def having(self, **values: Any) -> Settings:
+        """Return these settings with some others."""
+        return Settings(self.given | values)
+
+    def trial(self) -> dict[str, Any]:
+        """Return the options of a trial, by the names that :class:`Trial` and its parts have for them."""
+        told: dict[str, Any] = {}
+        for name, each in options_of(Trial).items():
+            if name in self.given:
+                home = told if each.part is None else told.setdefault(each.part, {})
+                home[each.field] = self.given[name]
+        return told
 
     @classmethod
     def read(cls, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
@@ -121,28 +107,43 @@ class Settings(BaseModel):
                 raise InvalidInput(f"config={file} cannot be read: {reason(error)}.") from error
             except ValueError as error:
                 raise InvalidInput(f"config={file} is not TOML: {reason(error)}.") from error
-        values |= {key: value for key, value in (flags or {}).items() if value is not None}
-        for key, value in values.items():
-            if key not in cls.model_fields:
-                raise unknown("setting", key, cls.model_fields)
-            if isinstance(value, int) and abs(value) >= LARGEST:
-                raise InvalidInput(f"{key}={shown(value)} cannot be used: numbers must be less than 2^63.")
-        if "local_steps" in values and values.get("epochs") is not None:
-            raise InvalidInput(
-                f"epochs={shown(values['epochs'])} and local_steps={shown(values['local_steps'])}: give one of the two."
-            )
-        try:
-            return cls(**values)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            name, why = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
-            raise InvalidInput(f"{name}={shown(first['input'])} cannot be used: {why}.") from error
+        flags = {key: value for key, value in (flags or {}).items() if value is not None}
+        for one, other in (("epochs", "local_steps"), ("local_steps", "epochs")):
+            if one in flags and other not in flags:
+                values.pop(other, None)
+        return cls(values | flags)
 
     def write(self, path: Path) -> None:
-        """Write the settings as TOML that :meth:`read` understands."""
-        values = self.model_dump(mode="json", exclude_none=True, exclude={"local_steps"} if self.epochs else None)
+        """Write all settings as TOML that :meth:`read` understands."""
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in self.items()}
+        if values["epochs"] is not None:
+            del values["local_steps"]
+        lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items() if v is not None]
         with whole_file(path) as part:
-            part.write_text(
-                "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()),
-                encoding="utf-8",
-            )
+            part.write_text("".join(lines), encoding="utf-8")
+
+
+def _default(each: Option) -> Any:
+    if each.name == "strategy":
+        return [each.default]
+    if each.name == "record":
+        return False
+    return None if each.default_text is not None else each.default
+
+
+def _checked(each: Option, value: Any) -> Any:
+    """Return a value in the type of its option, or raise."""
+    if each.name == "strategy":
+        listed = [value] if isinstance(value, str) else value
+        fits = isinstance(listed, (list, tuple)) and len(listed) > 0 and all(isinstance(one, str) for one in listed)
+        require(fits, f"strategy must be a name or a list of names, got {brief(value)}.")
+        return list(listed)
+    if each.name == "record":
+        require(isinstance(value, bool), f"record must be true or false, got {brief(value)}.")
+        return value
+    if each.kind is int:
+        return whole(each.name, value)
+    if each.kind is float:
+        return number(each.name, value)
+    require(isinstance(value, (str, Path)), f"{each.name} must be a text, got {brief(value)}.")
+    return Path(value) if each.kind is Path else str(value)

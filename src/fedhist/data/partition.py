@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from fedhist.errors import positive, require, whole
 from fedhist.streams import Stream
 
-Split = list[NDArray[np.int64]]
+
+class Split(list[NDArray[np.int64]]):
+    """The example indices of each client, and how they were divided."""
+
+    def __init__(self, parts: Iterable[NDArray[np.int64]], **about: str | float) -> None:
+        super().__init__(parts)
+        self.about = about
 
 
 class SplitNotice(UserWarning):
@@ -36,11 +42,11 @@ def _even_parts(count: int, parts: int) -> NDArray[np.int64]:
     return np.repeat(np.arange(parts), size + (np.arange(parts) < more))
 
 
-def _dealt(owner: NDArray[np.int64], clients: int) -> Split:
+def _dealt(owner: NDArray[np.int64], clients: int, **about: str | float) -> Split:
     """Return each client's examples in order, from the owner of each example."""
     examples = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients)).tolist()
-    return [examples[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return Split((examples[start:end] for start, end in zip([0, *ends], ends, strict=False)), **about)
 
 
 def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
@@ -48,7 +54,7 @@ def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
     order = Stream(seed, "split").at().permutation(len(_checked(labels, clients)))
     owner = np.empty(len(order), np.int64)
     owner[order] = _even_parts(len(order), clients)
-    return _dealt(owner, clients)
+    return _dealt(owner, clients, split="iid")
 
 
 def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Split:
@@ -67,7 +73,7 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
             share[rng.integers(clients)] = 1
         cuts = np.rint(np.cumsum(share)[:-1] / share.sum() * len(examples)).astype(np.int64)
         owner[examples] = np.searchsorted(cuts, np.arange(len(examples)), side="right")
-    return _fill_empty(_dealt(owner, clients), f"Dirichlet(beta={beta:g})")
+    return _fill_empty(_dealt(owner, clients, split="dirichlet", beta=beta), f"Dirichlet(beta={beta:g})")
 
 
 def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
@@ -83,10 +89,12 @@ def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) 
     holder[rng.permutation(pieces_needed)] = np.repeat(np.arange(clients), per_client)
     owner = np.empty(len(labels), np.int64)
     owner[np.argsort(labels, kind="stable")] = holder[_even_parts(len(labels), pieces_needed)]
-    return _dealt(owner, clients)
+    return _dealt(owner, clients, split="shards", shards_per_client=per_client)
 
 
-def exclusive(split: Split, labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0) -> Split:
+def exclusive(
+    split: Sequence[NDArray[np.int64]], labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0
+) -> Split:
     """Give all examples of one class to the `holders`, in equal parts, and to nobody else."""
     labels = np.asarray(labels)
     require(bool((labels == label).any()), f"label={label} does not occur in the training data.")
@@ -99,7 +107,8 @@ def exclusive(split: Split, labels: ArrayLike, label: int, holders: Sequence[int
     rest = [part[labels[part] != label] for part in split]
     given = dict(zip(holders, parts, strict=True))
     divided = [np.sort(np.concatenate([part, given[i]])) if i in given else part for i, part in enumerate(rest)]
-    return _fill_empty(divided, f"holding class {label} back", keep=set(holders))
+    about = {**getattr(split, "about", {}), "rare_class": label, "rare_clients": len(holders)}
+    return _fill_empty(Split(divided, **about), f"holding class {label} back", keep=set(holders))
 
 
 def _fill_empty(split: Split, cause: str, keep: Collection[int] = ()) -> Split:

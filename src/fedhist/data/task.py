@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedhist.data.layout import Layout
-from fedhist.errors import InvalidInput, require
+from fedhist.errors import InvalidInput, rate, reason, require
+from fedhist.store.arrays import checksum
 from fedhist.streams import Stream
 
 Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
@@ -36,6 +39,8 @@ class Task:
         Test data, in the same form.
     name
         What reports call it.
+    lr
+        The clients' learning rate in runs that are told nothing about local work.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Task:
         x_test: Tensor,
         y_test: Tensor,
         name: str = "custom",
+        lr: float | None = None,
     ) -> None:
         for label, inputs, targets in (("", x, y), ("_test", x_test, y_test)):
             require(
@@ -67,6 +73,9 @@ class Task:
             f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.",
         )
         self.name, self.model = name, model
+        self.lr = None if lr is None else rate("lr", lr)
+        self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
+        """How the data were divided, as far as it is known: runs that differ here are different experiments."""
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
@@ -77,6 +86,12 @@ class Task:
         self.layout = Layout(probe)
         logits = _check_fit(probe, x, "x")
         _check_fit(probe, x_test, "x_test")
+        if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
+            warnings.warn(
+                f"the outputs of {type(probe).__name__} sum to one, as after a softmax; cross-entropy expects logits, "
+                "so leave the softmax away.",
+                stacklevel=2,
+            )
         labels = int(max(self.y.max(), self.y_test.max())) + 1
         self.num_classes = int(logits.shape[1])
         require(
@@ -106,7 +121,14 @@ class Task:
             return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(Stream(seed, "init").integer())
-            module = self.model()
+            try:
+                module = self.model()
+            except TypeError as error:
+                name = getattr(self.model, "__name__", type(self.model).__name__)
+                raise InvalidInput(
+                    f"model={name} cannot be called without arguments ({reason(error)}); give a module, or a function "
+                    "that builds one."
+                ) from error
         require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
         # A function that hands out the same module every time must not tie runs and threads together.
         return copy.deepcopy(module)
@@ -125,6 +147,13 @@ class Task:
     def data(self) -> tuple[int, ...]:
         """The identity of the tensors: tasks of several seeds often differ in nothing but the split."""
         return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
+
+    @cached_property
+    def checksum(self) -> str:
+        """A checksum of the data and of who holds what; of the inputs a sample, since hashing all takes a second."""
+        samples = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in (self.x, self.x_test)]
+        arrays = [t.cpu().contiguous().view(torch.uint8).numpy() for t in (*samples, self.y, self.y_test)]
+        return checksum(*arrays, self.examples, self.offsets)
 
     def bytes_for(self, device: torch.device) -> int:
         """Return the memory that the data will take on a device where they are not yet."""
@@ -157,6 +186,7 @@ class Task:
                 return known
         task = copy.copy(self)
         task.y, task._original = y, self
+        task.__dict__.pop("checksum", None)
         self._relabelled.append(task)
         return task
 
@@ -215,7 +245,7 @@ def _check_fit(probe: nn.Module, inputs: Tensor, name: str) -> Tensor:
         logits: Any = probe.train()(inputs[:2])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InvalidInput(
-            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {_first_line(error)}"
+            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {reason(error)}"
         ) from error
     require(
         isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2]),
@@ -238,7 +268,3 @@ def _is_random(probe: nn.Module, task: Task) -> bool:
         before = torch.get_rng_state()
         probe.train()(task.x[:2])
         return not torch.equal(before, torch.get_rng_state())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

@@ -14,7 +14,7 @@ from fedhist.errors import InvalidInput, number, positive
 from fedhist.flower.wire import LAYOUT, Wire, pack, unpack
 from fedhist.noise import secret_gaussian
 from fedhist.strategies.private import clipped
-from fedhist.strategies.screening import Refused
+from fedhist.strategies.screening import Rejected
 
 ARRAYS, METRICS, CONFIG, EXAMPLES, IDENTITY = "arrays", "metrics", "config", "num-examples", "client-id"
 """Flower's own names for records, and ours for who a client is."""
@@ -24,7 +24,7 @@ def received(message: Message, arrays: str = ARRAYS) -> dict[str, Tensor]:
     """Return the state dict that the server has sent."""
     try:
         return {name: torch.from_numpy(values.copy()) for name, values in unpack(message.content, arrays).items()}
-    except Refused as error:
+    except Rejected as error:
         raise InvalidInput(f"the message holds no model that can be read: {error}.") from None
 
 
@@ -63,7 +63,7 @@ def privatise(
         # Whether training has diverged is nobody's business either.
         finite = all(np.isfinite(values).all() for values in after.values())
         end, _ = wire.split(after if finite else before)
-    except Refused as error:
+    except Rejected as error:
         raise InvalidInput(f"the trained model does not fit the one that was sent: {error}.") from None
     moved = clipped(start - end, clip) + scale * secret_gaussian(len(start), start.dtype)
     return {name: torch.from_numpy(values) for name, values in wire.join(start - moved, rest).items()}

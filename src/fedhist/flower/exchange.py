@@ -1,27 +1,27 @@
 """Who has which model, whose upload counts, and when a round is full.
 
-It knows nothing of networks and reads no clock, so every order of events can be played through in a test.
-Node numbers are the network's; clients have dense numbers from 0, which strategies want.
+This knows no network and reads no clock, so every order of events can be played through in a test.
+Node ids are the network's; clients have dense numbers from 0, which strategies need.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from fedhist.errors import BadUpload, InvalidInput, number, positive, whole
-from fedhist.strategies.screening import MAX_NORM_RATIO, Refused, Screen
+from fedhist.strategies.screening import Rejected, Screen
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
 
 
-LONGEST, MOST_EVENTS = 300, 100_000
-"""Characters of a reason, and events of a run, that are kept: clients must not fill the disk."""
+LONGEST_REASON = 300
+"""Characters of a reason that are kept: clients must not fill the disk."""
 LONGEST_PATIENCE = 16
 """How many times the timeout a slow node is waited for at most."""
 
@@ -109,6 +109,10 @@ class Exchange:
 
     Parameters
     ----------
+    screen
+        The server's screen for bad uploads.
+    note
+        Keeps an event: a round, a time, a kind, and more.
     k
         Uploads that close a round.
     num_clients
@@ -117,30 +121,25 @@ class Exchange:
         Seconds after which a node that does not answer is given up.
     max_round_wait
         Seconds after which a round closes with the uploads there are, if there is one; None waits for all K.
-    max_norm_ratio
-        How many times as long as usual an upload may be.
-    bad_updates
-        What to do with a bad upload: "reject" it, "clip" one that is only too long, or "stop".
     """
 
     def __init__(
         self,
+        screen: Screen,
+        note: Callable[..., None],
         k: int,
         num_clients: int,
         patience: float,
         max_round_wait: float | None = None,
-        max_norm_ratio: float = MAX_NORM_RATIO,
-        bad_updates: str = "reject",
     ) -> None:
         self.k = whole("k", k, 1)
         if num_clients < k:
             raise InvalidInput(f"k={k} uploads a round need at least as many clients, got num_clients={num_clients}.")
         self.patience = positive("timeout", patience)
         self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
-        self.clients, self.screen = Clients(num_clients), Screen(bad_updates, max_norm_ratio)
+        self.clients, self.screen, self._note = Clients(num_clients), screen, note
         self.version = 1
         self.opened = 0.0
-        self.events: list[dict[str, Any]] = []
         self._nodes: dict[int, _Node] = {}
         self._sent: dict[str, int] = {}
         self._settled: deque[str] = deque(maxlen=10_000)
@@ -150,12 +149,9 @@ class Exchange:
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
         """Keep an event for the history."""
-        event: dict[str, Any] = {"time": round(time, 3), "round": self.version, "event": kind}
-        if node is not None:
-            event["node"] = node
-        short = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in more.items()}
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(event | short)
+        who = {} if node is None else {"node": node}
+        short = {name: value[:LONGEST_REASON] if isinstance(value, str) else value for name, value in more.items()}
+        self._note(self.version, round(time, 3), kind, **who, **short)
 
     def membership(self, nodes: Iterable[int], time: float) -> None:
         """Take note of who is connected."""
@@ -220,7 +216,7 @@ class Exchange:
         known.identity = upload.identity
         try:  # before it is given a number, which may be taken from somebody else
             upload = self._admitted(node, upload, [each.upload.norm for each in self._waiting], time)
-        except Refused as reason:
+        except Rejected as reason:
             self._failed(node, time, "rejected", str(reason))
             return
         client = self.clients.number(node, upload.identity, self._gone())
@@ -266,17 +262,17 @@ class Exchange:
 
     def close(self, taken: Iterable[Arrival], time: float) -> None:
         """Open the next round."""
-        self.screen.norms.recent.extend(arrival.upload.norm for arrival in taken)
+        self.screen.recent.extend(arrival.upload.norm for arrival in taken)
         self.version += 1
         self.opened = time
 
     def _admitted(self, node: int, upload: Upload, others: Collection[float], time: float) -> Upload:
-        """Return an upload as it is let in; raise if it is not."""
-        scale = self.screen.scale(upload.norm, others)
+        """Return an upload as it is accepted; raise if it is not."""
+        scale = self.screen.admit(upload.norm, others)
         if scale == 1:
             return upload
         if upload.rest:
-            raise Refused(f"its length {upload.norm:.3g} is absurd, and running statistics cannot be shortened")
+            raise Rejected(f"its length {upload.norm:.3g} is absurd, and running statistics cannot be shortened")
         self.note(time, "clipped", node, reason=f"its length was {upload.norm:.3g}")
         return replace(upload, delta=upload.delta * scale, norm=upload.norm * scale)
 
@@ -286,7 +282,7 @@ class Exchange:
         for i, arrival in enumerate(list(self._waiting) if len(norms) > 1 else []):
             try:
                 upload = self._admitted(arrival.node, arrival.upload, norms[:i] + norms[i + 1 :], time)
-            except Refused as reason:
+            except Rejected as reason:
                 self._waiting.remove(arrival)
                 self._failed(arrival.node, time, "rejected", str(reason))
             else:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from logging import INFO
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from torch import Tensor
 
-from fedhist.errors import FedHistError, choice, number, positive, require, whole
-from fedhist.flower.client import ARRAYS, CONFIG, EXAMPLES
-from fedhist.flower.session import EvaluateFn, Session
-from fedhist.simulation.methods import Method, as_method
-from fedhist.store.history import History
-from fedhist.strategies import Private, Strategy
-from fedhist.strategies.screening import MAX_NORM_RATIO, POLICIES
+from fedhist.errors import FedHistError, number, positive, reason, require, whole
+from fedhist.flower.evaluation import EvaluateFn, Evaluations
+from fedhist.flower.exchange import Exchange
+from fedhist.flower.metrics import averaged
+from fedhist.flower.source import Clock, Network, NetworkOptions
+from fedhist.flower.wire import Wire, decode
+from fedhist.simulation.server import Server
+from fedhist.simulation.trial import ServerOptions
+from fedhist.store import snapshot
+from fedhist.store.history import ROWS, History
+from fedhist.store.recording import About, Tape, check_room
+from fedhist.strategies import FedHist, Private
+from fedhist.strategies.fedhist import default_h
+from fedhist.strategies.screening import Rejected
 
-
-class Clock(Protocol):
-    """What of the ``time`` module is needed; a test has its own."""
-
-    def time(self) -> float:
-        """Return the seconds since some moment."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
+CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 3"
+ROOM = 1000
+"""Clients there is room for, where nobody has said how many there are."""
+METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 
 class _Monotonic:
@@ -40,11 +49,8 @@ class _Monotonic:
         time.sleep(seconds)
 
 
-def _is_private(strategy: Strategy) -> bool:
-    return any(isinstance(part, Private) for part in strategy.modules())
-
-
-class KAsync:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KAsync(ServerOptions, NetworkOptions):
     """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, and nobody waits for the others.
 
     The model goes to every node once. The first K uploads make a new one, which goes to those K nodes while the
@@ -52,109 +58,66 @@ class KAsync:
     send nonsense: what is not a well-formed, finite model of a plausible length never reaches the strategy, and
     every such event is in :attr:`history`.
 
+    Options not listed here are those of :class:`fedhist.simulation.trial.ServerOptions` (`strategy`, `k`, `server_lr`,
+    `bad_updates`, `max_norm_ratio`, `record`, `record_dtype`) and of :class:`fedhist.flower.source.NetworkOptions`
+    (`message_ttl`, `poll_interval`, `refresh_interval`, `max_round_wait`, `packed`, `evaluate_every`,
+    `fraction_evaluate`).
+
     Parameters
     ----------
-    strategy
-        A :class:`fedhist.Strategy` or a name such as "fedhist".
-    k
-        Uploads that close a round.
     num_clients
         How many different clients may take part. FedHist derives from it how many rounds it remembers. Without it,
         those connected at the start are counted for that, and there is room for more.
     min_available_nodes
         Nodes to wait for before the start; `k` by default.
-    server_lr
-        `η` in Eq. 4.
-    message_ttl
-        Seconds a message and its reply are valid; longer than the slowest client works. By default Flower's 12 h.
-    poll_interval, refresh_interval
-        Seconds between looks for replies, and for nodes that came or went.
-    max_round_wait
-        Seconds after which a round closes with fewer than K uploads, if there is one at all. None always waits.
-    max_norm_ratio
-        Uploads so many times as long as usual are bad.
-    bad_updates
-        What to do with an upload that cannot be read, is no number or is absurdly long: "reject" it, "clip" it if
-        only its length is wrong, or "stop".
     trainable
         Names of the entries the strategy works on, or a function of a name. By default all floating-point
         entries but running statistics. The others are averaged by examples.
-    packed
-        Send models as a single array, far faster for models of many tensors; clients then need
-        :func:`fedhist.flower.load` or :func:`~fedhist.flower.received`.
-    evaluate_every, fraction_evaluate
-        Rounds between evaluations on clients (0: none) and the share of the nodes that take part. Rounds go on.
-    checkpoint, checkpoint_every
-        Folder in which the server's state is kept, every so many rounds. A new run with the same folder goes on
-        from it.
+    checkpoint
+        A folder in which to save the server while it is under way; if it holds a run, that is resumed.
+    checkpoint_every
+        Seconds between checkpoints; 0, the default, saves after every round.
     on_round
         Called after every round with its number and the history so far in a list, as in a simulation.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy | str | Method,
-        k: int,
-        *,
-        num_clients: int | None = None,
-        min_available_nodes: int | None = None,
-        server_lr: float = 1.0,
-        message_ttl: float | None = None,
-        poll_interval: float = 0.5,
-        refresh_interval: float = 2.0,
-        max_round_wait: float | None = None,
-        max_norm_ratio: float = MAX_NORM_RATIO,
-        bad_updates: str = "reject",
-        trainable: Iterable[str] | Callable[[str], bool] | None = None,
-        packed: bool = False,
-        evaluate_every: int = 10,
-        fraction_evaluate: float = 1.0,
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int = 1,
-        on_round: Callable[[int, Sequence[History]], None] | None = None,
-        arrayrecord_key: str = ARRAYS,
-        configrecord_key: str = CONFIG,
-        weighted_by_key: str = EXAMPLES,
-        clock: Clock | None = None,
-    ) -> None:
-        self.method = as_method(strategy)
-        self.k = whole("k", k, 1)
-        self.num_clients = None if num_clients is None else whole("num_clients", num_clients, 1)
+    k: int = dataclasses.field(default=10, kw_only=False)
+    num_clients: int | None = None
+    min_available_nodes: int | None = None
+    trainable: Iterable[str] | Callable[[str], bool] | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: float = 0.0
+    on_round: Callable[[int, Sequence[History]], None] | None = None
+    clock: Clock = dataclasses.field(default_factory=_Monotonic)
+
+    session: Session = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check()
         require(
-            self.num_clients is None or self.num_clients >= k,
-            f"k={k} uploads a round need at least as many clients, got num_clients={num_clients}.",
+            self.num_clients is None or whole("num_clients", self.num_clients, 1) >= self.k,
+            f"k={self.k} uploads a round need at least as many clients, got num_clients={self.num_clients}.",
         )
-        nodes = k if min_available_nodes is None else min_available_nodes
-        self.min_available_nodes = whole("min_available_nodes", nodes, 1)
-        self.server_lr = positive("server_lr", server_lr)
-        self.message_ttl = None if message_ttl is None else positive("message_ttl", message_ttl)
-        self.poll_interval = positive("poll_interval", poll_interval)
-        self.refresh_interval = positive("refresh_interval", refresh_interval)
-        self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
-        self.max_norm_ratio = positive("max_norm_ratio", max_norm_ratio)
-        self.bad_updates = choice("bad_updates", bad_updates, POLICIES)
-        self.trainable, self.packed = trainable, packed
-        self.evaluate_every = whole("evaluate_every", evaluate_every, 0)
-        self.fraction_evaluate = number("fraction_evaluate", fraction_evaluate, 0, 1)
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.checkpoint_every = whole("checkpoint_every", checkpoint_every, 1)
+        if self.min_available_nodes is not None:
+            whole("min_available_nodes", self.min_available_nodes, 1)
+        number("checkpoint_every", self.checkpoint_every, 0)
+        private = any(isinstance(part, Private) for part in self.method.strategy.modules())
         require(
-            self.checkpoint is None or checkpoint_every == 1 or not _is_private(self.method.strategy),
-            f"checkpoint_every={checkpoint_every} would let a restart forget uploads whose privacy is spent; use 1.",
+            self.checkpoint is None or self.checkpoint_every == 0 or not private,
+            f"checkpoint_every={self.checkpoint_every} would let a restart forget uploads whose privacy is spent; "
+            "use 0.",
         )
-        require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
-        self.on_round = on_round
-        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
-        self.weighted_by_key = weighted_by_key
-        self.clock = _Monotonic() if clock is None else clock
-        self._session: Session | None = None
+        require(
+            self.on_round is None or callable(self.on_round), f"on_round must be a function, got {self.on_round!r}."
+        )
 
     @property
     def history(self) -> History:
         """What happened so far, in the form a simulation has."""
-        if self._session is None:
+        if not hasattr(self, "session"):
             raise FedHistError("there is no history before start().")
-        return self._session.history()
+        return self.session.history()
 
     def start(
         self,
@@ -174,5 +137,231 @@ class KAsync:
         """
         whole("num_rounds", num_rounds, 1)
         positive("timeout", timeout)
-        self._session = Session(self, grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
-        return self._session.run(num_rounds)
+        configs = {
+            MessageType.TRAIN: train_config or ConfigRecord(),
+            MessageType.EVALUATE: evaluate_config or ConfigRecord(),
+        }
+        self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
+        return self.session.run()
+
+
+class Session:
+    """One call of :meth:`KAsync.start`."""
+
+    def __init__(
+        self,
+        options: KAsync,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        configs: dict[str, ConfigRecord],
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self.options, self.grid, self.num_rounds, self.timeout = options, grid, num_rounds, timeout
+        self.configs, self.evaluate_fn = configs, evaluate_fn
+        try:
+            state = {name: decode(array) for name, array in initial_arrays.items()}
+            self.wire = Wire(state, options.trainable)
+            self.first, self.rest = self.wire.split(state)
+        except Rejected as error:
+            raise FedHistError(f"initial_arrays cannot be used: {error}.") from None
+        self.result = Result(arrays=initial_arrays)
+        self.server: Server
+        self.source: Network
+        self._saved = -np.inf
+
+    def run(self) -> Result:
+        """Take the server to the end of its rounds."""
+        name, options = self.options.method.name, self.options
+        log(INFO, "%s, K-async: %d rounds of %d uploads", name, self.num_rounds, options.k)
+        saved = self._read()
+        self._set_up(saved)
+        try:
+            for round_ in range(self.server.round + 1, self.num_rounds + 1):
+                for server, arrivals in self.source.next():
+                    server.close(arrivals)
+                self._after(round_)
+            self.source.finish()
+            self.result.arrays = self._model()
+            self._save()
+        finally:
+            self.source.close()
+            if self.server.tape is not None:
+                self.server.tape.close()
+        if self.server.tape is not None:
+            self.history().save(self.server.tape.folder)
+        self.source.log_events()
+        events = len(self.server.history.events)
+        log(INFO, "%s: %d rounds in %.1f s, %d events", name, self.num_rounds, self.source.now, events)
+        return self.result
+
+    def _after(self, round_: int) -> None:
+        """Do what follows a round."""
+        if self.server.diverged is not None:
+            raise self.server.diverged
+        taken, options, now = self.source.taken, self.options, self.source.now
+        metrics = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
+        self.result.train_metrics_clientapp[round_] = averaged(metrics, options.weighted_by_key)
+        who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in taken)
+        log(INFO, "round %d closed at %.1f s with clients %s", round_, now, who)
+        self.source.evaluations.take_in(self.source.books.note, now)
+        if self.server.tape is not None:
+            self.server.tape.after(round_)
+        if round_ == self.num_rounds or now - self._saved >= options.checkpoint_every:
+            self._save()
+        self.source.evaluations.on_server(round_, self._model())
+        self.server.trace(round_)
+        if options.evaluate_every and round_ % options.evaluate_every == 0:
+            self.source.to_evaluate = round_
+        if options.on_round is not None:
+            options.on_round(round_, [self.history()])
+
+    def _model(self) -> ArrayRecord:
+        return self.wire.record(self.server.model, self.source.rest)
+
+    def _set_up(self, saved: tuple[dict[str, Tensor], dict[str, Any]] | None) -> None:
+        """Prepare the server and the network, as they were saved or for the nodes that are connected."""
+        expected = self._expected_clients() if saved is None else int(saved[1]["expected"])
+        self.expected = expected
+        options, room = self.options, self.options.num_clients or max(ROOM, 10 * expected)
+        strategy = deepcopy(options.method.strategy)
+        for part in strategy.modules():  # it may be inside another one
+            if isinstance(part, FedHist) and part.h is None:
+                part.h = default_h(expected, options.k)  # room for more must not lengthen its memory
+        shared = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServerOptions) if each.init}
+        told = ServerOptions(**shared | {"strategy": dataclasses.replace(options.method, strategy=strategy)})
+        rounds = self.num_rounds if saved is None else max(self.num_rounds, int(saved[1]["server"]["round"]))
+        self.server = Server(told, self.first, room, rounds, self._empty_history(), tape=self._tape(room))
+        evaluations = Evaluations(self.server, self.result, self.evaluate_fn, self.timeout, options.weighted_by_key)
+        books = Exchange(self.server.screen, self.server.note, options.k, room, self.timeout, options.max_round_wait)
+        self.source = Network(
+            options, self.grid, options.clock, self.server, books, evaluations, self.wire, self.rest, self.configs
+        )
+        if saved is None:
+            self.source.begin()
+        else:
+            self._restore(*saved)
+        if self.server.tape is not None:
+            self.server.tape.begin(self.server.round)
+        if self.server.round not in self.result.evaluate_metrics_serverapp:
+            evaluations.on_server(self.server.round, self._model())
+
+    def _expected_clients(self) -> int:
+        """Wait for enough nodes; return how many clients there will be."""
+        options = self.options
+        wanted, logged = options.min_available_nodes or options.k, False
+        while len(nodes := list(self.grid.get_node_ids())) < wanted:
+            if not logged:
+                log(INFO, "waiting for %d nodes, %d are connected", wanted, len(nodes))
+                logged = True
+            options.clock.sleep(options.refresh_interval)
+        return options.num_clients or max(len(nodes), options.k)
+
+    def _empty_history(self) -> History:
+        rows: list[Any] = [np.zeros((0, self.options.k), kind) for kind in ROWS.values()]
+        return History(self.options.method.name, 0, "Flower", *rows)
+
+    def _tape(self, room: int) -> Tape | None:
+        """Return what records the uploads, if that is asked for."""
+        options = self.options
+        if options.record is None:
+            return None
+        require(options.max_round_wait is None, "record cannot keep rounds with fewer than K uploads; set no deadline.")
+        dtype = str(self.wire.dtype).removeprefix("torch.")
+        about = About(
+            rounds=self.num_rounds,
+            k=options.k,
+            num_params=self.wire.num_params,
+            num_clients=room,
+            dtype=options.record_dtype or dtype,
+            model_dtype=dtype,
+            server_lr=float(options.server_lr),
+            method=options.method.name,
+            seed=0,
+        )
+        check_room({options.record: about}, resumed=options.checkpoint is not None)
+        return Tape(options.record, about, self.first)
+
+    def history(self) -> History:
+        """Return the rounds so far."""
+        history, clients = self.server.history, len(self.source.books.clients.numbers)
+        entries = self.wire.shapes.values()
+        history.task, history.wall_seconds = f"Flower, {clients} clients", self.source.now
+        history.model = self._model().to_torch_state_dict()
+        history.setting = {
+            "clients": clients,
+            "k": self.options.k,
+            "server_lr": self.options.server_lr,
+            "parameters": self.wire.num_params,
+            "bytes_per_upload": sum(int(np.prod(shape)) * np.dtype(kind).itemsize for kind, shape in entries),
+        }
+        return history
+
+    def _described(self) -> dict[str, Any]:
+        """Return what must be the same when a run is resumed."""
+        return {
+            "method": self.options.method.name,
+            "k": self.options.k,
+            "num_clients": self.options.num_clients,
+            "server_lr": self.options.server_lr,
+            "entries": [[name, kind, list(shape)] for name, (kind, shape) in self.wire.shapes.items()],
+            "trained": self.wire.trained,
+        }
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the run in the checkpoint's folder, if there is one."""
+        if self.options.checkpoint is None:
+            return None
+        folder = Path(self.options.checkpoint)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedHistError(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
+        if not (folder / CHECKPOINT).exists():
+            return None
+        tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)
+        for name, value in self._described().items():
+            if state.get(name) != value:
+                raise FedHistError(
+                    f"{folder} holds a run with {name}={state.get(name)!r}, this one has {value!r}; use another folder."
+                )
+        return tensors, state
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        try:
+            self.server.restore(tensors, state["server"])
+            self.source.restore([tensors])
+            self.source.books.clients.numbers = state["clients"]
+            for metrics in METRICS:
+                setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
+            self.source.begin(float(state["elapsed"]))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FedHistError(
+                f"{self.options.checkpoint} holds a run that cannot be resumed: {reason(error)}."
+            ) from error
+        self.result.arrays = self._model()
+        log(INFO, "resumed in round %d from %s", self.server.round + 1, self.options.checkpoint)
+        self.source.books.note(self.source.now, "resumed")
+
+    def _save(self) -> None:
+        if self.options.checkpoint is None:
+            return
+        if self.server.tape is not None:
+            self.server.tape.write(self.server.round, flush=True)  # a checkpoint is never ahead of the recording
+        tensors, told = self.server.state()
+        state = self._described() | {
+            "expected": self.expected,
+            "server": told,
+            "elapsed": self.source.now,
+            "clients": self.source.books.clients.numbers,
+        }
+        for metrics in METRICS:
+            state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
+        file = Path(self.options.checkpoint) / CHECKPOINT
+        try:
+            snapshot.write(file, CHECKPOINT_KIND, {**tensors, **self.source.state()[0]}, state)
+            self._saved = self.source.now
+        except OSError as error:  # weeks of work must not end because a disk is full for a while
+            why = f"{file} cannot be written: {error.strerror or error}"
+            self.source.books.note(self.source.now, "not saved", reason=why)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
-from fedhist.strategies.screening import Refused
+from fedhist.strategies.screening import Rejected
 
 MOST_EXAMPLES = 1e12
 """More than anybody has."""
@@ -22,7 +22,7 @@ def examples_in(metrics: Mapping[str, Any], key: str) -> float:
     """Return how many examples are behind a reply."""
     examples = metrics.get(key)
     if not isinstance(examples, (int, float)) or not 0 < examples <= MOST_EXAMPLES:
-        raise Refused(f"{key!r} must be a positive number, got {str(examples)[:50]}")
+        raise Rejected(f"{key!r} must be a positive number, got {str(examples)[:50]}")
     return float(examples)
 
 

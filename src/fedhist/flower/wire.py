@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhist.errors import InvalidInput, require
 from fedhist.store.arrays import decode as read_array
-from fedhist.strategies.screening import Refused
+from fedhist.strategies.screening import Rejected
 
 PACKED, LAYOUT = "packed", "fedhist-layout"
 """The one array of a packed model, and the record that says what lies where in it."""
@@ -30,11 +30,11 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 def decode(array: Array) -> NDArray[Any]:
     """Return an array's numbers without trusting its header: no pickle, no more memory than was sent."""
     if array.stype != "numpy.ndarray":
-        raise Refused(f"arrays must be sent as numpy.ndarray, got {array.stype[:LONGEST_NAME]!r}")
+        raise Rejected(f"arrays must be sent as numpy.ndarray, got {array.stype[:LONGEST_NAME]!r}")
     try:
         return read_array(array.data)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise Rejected(str(error)) from None
 
 
 def pack(state: Mapping[str, NDArray[Any]]) -> tuple[ArrayRecord, ConfigRecord]:
@@ -51,7 +51,7 @@ def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
     """Return the entries of a model, packed or not."""
     record = content.array_records.get(key)
     if record is None:
-        raise Refused(f"there is no array record {key!r}")
+        raise Rejected(f"there is no array record {key!r}")
     if set(record) != {PACKED} or LAYOUT not in content.config_records:
         return {name: decode(array) for name, array in record.items()}
     body = decode(record[PACKED]).tobytes()
@@ -61,13 +61,13 @@ def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
             dtype = np.dtype(kind)
             size = math.prod(shape) * dtype.itemsize
             if dtype.kind not in "fiub" or not 0 <= size <= len(body) - at:
-                raise Refused(f"entry {name!r} of a packed model does not fit")
+                raise Rejected(f"entry {name!r} of a packed model does not fit")
             state[str(name)] = np.frombuffer(body, dtype, math.prod(shape), at).reshape(shape)
             at += size
-    except Refused:
+    except Rejected:
         raise
     except Exception as error:  # it may say anything
-        raise Refused(f"the layout of a packed model cannot be read: {type(error).__name__}") from None
+        raise Rejected(f"the layout of a packed model cannot be read: {type(error).__name__}") from None
     return state
 
 
@@ -118,15 +118,15 @@ class Wire:
         """Return the trained entries as one vector, and the others; refuse what is not of this model's form."""
         missing, extra = self.shapes.keys() - state.keys(), state.keys() - self.shapes.keys()
         if missing:
-            raise Refused(f"the model lacks {min(missing)!r}")
+            raise Rejected(f"the model lacks {min(missing)!r}")
         if extra:
-            raise Refused(f"the model has an unknown entry {min(extra)[:LONGEST_NAME]!r}")
+            raise Rejected(f"the model has an unknown entry {min(extra)[:LONGEST_NAME]!r}")
         for name, (kind, shape) in self.shapes.items():
             values = state[name]
             if values.shape != shape:
-                raise Refused(f"entry {name!r} must have shape {shape}, got {values.shape}")
+                raise Rejected(f"entry {name!r} must have shape {shape}, got {values.shape}")
             if (values.dtype.kind == "f") != (np.dtype(kind).kind == "f"):
-                raise Refused(f"entry {name!r} must be {kind}, got {values.dtype}")
+                raise Rejected(f"entry {name!r} must be {kind}, got {values.dtype}")
         target = np.float64 if self.dtype == torch.float64 else np.float32
         with np.errstate(over="ignore"):
             own = {name: state[name].astype(kind, copy=False) for name, (kind, _) in self.shapes.items()}
@@ -136,10 +136,10 @@ class Wire:
             for name in self.shapes.keys() - set(self.trained)
         }
         if not all(torch.isfinite(entry).all() for entry in (flat, *rest.values())):
-            raise Refused("the model holds NaN or infinity")
+            raise Rejected("the model holds NaN or infinity")
         for name, entry in rest.items():
             if name.endswith("running_var") and bool((entry < 0).any()):
-                raise Refused(f"entry {name!r} is a variance and must not be negative")
+                raise Rejected(f"entry {name!r} is a variance and must not be negative")
         return flat, rest
 
     def as_sent(self, flat: Tensor, rest: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

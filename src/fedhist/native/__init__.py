@@ -20,7 +20,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
-SOURCES = [Path(__file__).with_name(name) for name in ("train.c", "server.c")]
+SOURCE = Path(__file__).with_name("train.c")
 # Sums keep the order in which they are written, and NaN and infinity are numbers like others, so that -ffast-math
 # with its many liberties is out. Without errno and traps, comparisons and roots become vector instructions.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
@@ -69,12 +69,6 @@ _ARGUMENTS = {
     "fedhist_scratch": (ctypes.c_size_t, "net batch"),
     "fedhist_train": (None, "net descent *x *y *index *sizes steps *received *upload *scratch"),
     "fedhist_evaluate": (ctypes.c_double, "net *parameters *x *y *index count batch *correct *scratch"),
-    "fedhist_sweep": (
-        None,
-        "*g *weights *slots *history *uploads *fresh *aggregate *sums half now oldest size k capacity h begin end",
-    ),
-    "fedhist_blend": (None, "*aggregate *history *shares *square half size h begin end"),
-    "fedhist_finish": (None, "*aggregate *history *scales half size now begin end"),
 }
 _TYPES = {"net": ctypes.POINTER(Net), "descent": ctypes.POINTER(Descent)}
 
@@ -120,9 +114,7 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the kernel as an earlier process built it, or build it."""
     # All that a compiler predefines: its version, and what it takes the processor to be capable of.
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    digest = hashlib.sha256(
-        b"\0".join([*(source.read_bytes() for source in SOURCES), *map(str.encode, FLAGS), about])
-    ).hexdigest()
+    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, FLAGS), about])).hexdigest()
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist" / f"kernel-{digest[:20]}.so"
     if cached.exists():
         return ctypes.CDLL(str(cached))
@@ -133,7 +125,7 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
         place = tempfile.TemporaryDirectory()  # nowhere to keep it; what is loaded outlives its file
     with place as folder:
         built = Path(folder) / cached.name
-        _run([*compiler, *FLAGS, "-shared", "-fPIC", "-o", str(built), *map(str, SOURCES), "-lm"])
+        _run([*compiler, *FLAGS, "-shared", "-fPIC", "-o", str(built), str(SOURCE), "-lm"])
         library = ctypes.CDLL(str(built))
         # Processes that build at the same time each move a whole file to where others look.
         with contextlib.suppress(OSError):

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from fedhist.clients import LocalSGD
+from fedhist.clients.local import LocalSGD
 from fedhist.data import Task, load_task
 from fedhist.simulation.trial import Trial
+from fedhist.world.attacks import as_attack
 from fedhist.world.speeds import LogNormal, SlowGroup
 
 COMPARED = {
@@ -102,10 +103,10 @@ class Cell:
             k=self.k,
             rounds=self.rounds,
             local=LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size),
-            devices=SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal(),
+            speeds=SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal(),
             seed=self.seed,
             eval_every=self.eval_every,
-            attack=self.attack,
+            attack=as_attack(self.attack),
         )
 
 
@@ -153,22 +154,12 @@ ABLATION = {
 }
 FAIRNESS = {**TUNED, "FedHist, λ = 2": "fedhist:lam=2", "FedHist, λ = 10": "fedhist:lam=10"}
 SENSITIVITY: Mapping[str, tuple[str, ...]] = {
-    "h": tuple(f"fedhist:history={h}" for h in (1, 2, 5, 10, 20)),
+    "h": tuple(f"fedhist:h={h}" for h in (1, 2, 5, 10, 20)),
     "α": tuple(f"fedhist:alpha={a}" for a in (0.0, 0.05, 0.2, 0.5)),
     "λ": tuple(f"fedhist:lam={each}" for each in (0.0, 0.1, 2.0, 10.0)),
     "γ": tuple(f"fedhist:gamma={g}" for g in (0.02, 0.3, 1.0)),
     "sim_T": tuple(f"fedhist:sim_threshold={t}" for t in (-0.2, 0.1, 0.3)),
-    "readings": (
-        "fedhist:weight_floor=0.01",
-        "fedhist:weight_floor=none",
-        "fedhist:ina_direction=sum",
-        "fedhist:ina_norms=fused",
-        "fedhist:ina_norms=weighted",
-        "fedhist:remember_amplified=false",
-        "fedhist:remember_fused=true",
-        "fedhist:leave_one_out=true",
-        "fedhist:relative_support=true",
-    ),
+    "readings": ("fedhist:ina_direction=sum", "fedhist:remember_amplified=false"),
 }
 
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from fedhist import __version__
 from fedhist.data import SplitNotice, Task
-from fedhist.errors import DivergedError, FedHistError, number, reason, require, shown, whole
+from fedhist.errors import DivergedError, FedHistError, brief, number, reason, require, whole
 from fedhist.paper.cells import LAST, Cell
 from fedhist.report.statistics import tier_shares
 from fedhist.simulation.engine import OnRound, simulate_many
-from fedhist.simulation.machinery import devices_of
+from fedhist.simulation.plan import devices_of
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_lines, read_text, whole_file
 from fedhist.store.history import History
@@ -100,7 +100,7 @@ def _evaluations(rounds: int, every: int) -> list[int]:
 def _numbers(said: dict[str, Any], name: str) -> list[float]:
     values = said.get(name)
     if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list, got {shown(values)}")
+        raise ValueError(f"{name} must be a list, got {brief(values)}")
     return [number(name, value) for value in values]
 
 
@@ -164,7 +164,7 @@ def run(
 
 
 def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]:
-    if history is None or any(event["event"] == "diverged" for event in history.events):
+    if history is None or history.diverged:
         # A model of NaN is no better than guessing, whatever it was some evaluations ago.
         guess, rounds = 1 / trial.task.num_classes, _evaluations(cell.rounds, cell.eval_every)
         return {
@@ -176,7 +176,7 @@ def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]
             "per_class": [guess] * trial.task.num_classes,
             "per_tier": [guess] * 3,
         }
-    classes = [record.per_class for record in history.records[-LAST:]]
+    classes = [each.per_class for each in history.evaluations[-LAST:]]
     per_class = np.array(classes, dtype=float).mean(axis=0)
     return {
         "cell": asdict(cell),
@@ -185,23 +185,23 @@ def _result(cell: Cell, trial: Trial, history: History | None) -> dict[str, Any]
         "loss": [None if value is None else round(value, 5) for value in history.loss],
         "per_class": per_class.round(6).tolist(),
         "per_tier": [round(float(shares @ per_class), 6) for shares in tier_labels(trial)],
-        "virtual_time": history.records[-1].time,
+        "virtual_time": history.evaluations[-1].time,
         **attackers_part(trial, history),
     }
 
 
 def attackers_part(trial: Trial, history: History) -> dict[str, float]:
     """Return the attackers' part of all uploads and of all weight."""
-    if trial.adversary is None:
+    if trial.attack is None:
         return {}
-    theirs = np.isin(history.clients, trial.adversary.attackers(trial.task.num_clients, trial.seed))
+    theirs = np.isin(history.clients, trial.attack.attackers(trial.task.num_clients, trial.seed))
     weight = np.where(theirs, history.weights, 0).sum(axis=1).mean()
     return dict(zip(ATTACKERS, (round(float(theirs.mean()), 6), round(float(weight), 6)), strict=True))
 
 
 def tier_labels(trial: Trial) -> NDArray[np.float64]:
     """Return the share of each class in the data of the fastest, the middle and the slowest third of the clients."""
-    times = trial.devices.mean_times(trial.task.num_clients, trial.seed)
+    times = trial.speeds.mean_times(trial.task.num_clients, trial.seed)
     return tier_shares(times, trial.task.label_counts())
 
 

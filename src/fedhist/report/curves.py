@@ -30,9 +30,12 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     try:
         for i, method in enumerate(runs.methods):
-            histories = runs[method]
-            rounds = histories[0].round
-            accuracy = 100 * np.array([history.accuracy for history in histories])
+            histories = [history for history in runs[method] if not history.diverged] or runs[method]
+            count = min(len(history.evaluations) for history in histories)
+            if count == 0:
+                continue
+            rounds = histories[0].round[:count]
+            accuracy = 100 * np.array([history.accuracy[:count] for history in histories])
             mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
             axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=method)
             if len(histories) > 1:
@@ -42,8 +45,9 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             axes.axhline(100 * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
         first = runs[0]
         seeds = len(runs[runs.methods[0]])
+        stale = np.mean([history.staleness_between(0, history.rounds)[0] for history in runs])
         axes.set_title(
-            f"{first.task}, K = {first.clients.shape[1]}, mean staleness {first.staleness.mean():.1f}, "
+            f"{first.task}, K = {first.clients.shape[1]}, mean staleness {stale:.1f}, "
             f"{seeds} seed{'s' if seeds > 1 else ''}",
             parse_math=False,
         )
@@ -51,8 +55,9 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
         axes.set_ylabel("test accuracy (%)")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        for text in axes.legend(frameon=False, loc="lower right").get_texts():
-            text.set_parse_math(False)  # names are whatever a file says
+        if axes.get_legend_handles_labels()[0]:
+            for text in axes.legend(frameon=False, loc="lower right").get_texts():
+                text.set_parse_math(False)  # names are whatever a file says
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.lstrip(".") or "png")

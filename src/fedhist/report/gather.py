@@ -1,12 +1,14 @@
-"""Finds runs in folders and puts together those that can be compared."""
+"""Finds runs in folders and puts together those that can be compared.
+
+A run says itself what it was told (`setting` in its summary), so nothing but the run is read.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,32 +16,33 @@ from typing import Any
 import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
-from fedhist.store.history import Comparison, History
+from fedhist.simulation.trial import NOT_COMPARED
+from fedhist.store.history import DIVERGED, Comparison, History
 
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""
-NOT_COMPARED = frozenset(
-    ("data_dir", "device", "engine", "eval_every", "seed", "seeds", "strategy", "target", "trainer")
-)
-"""Settings in which runs may differ and still be compared."""
-TOLD_BETTER = frozenset(("local", "devices"))
-"""What a run says of itself and its configuration says more readably."""
-
 SIZE = ("clients", "k", "rounds")
-"""Settings that tell how large an experiment is."""
-ONLY_IF_SET = ("concurrency", "epochs", "folder", "rare_class", "slow_fraction", "slow_speed")
-DERIVED = ("task", "parameters", "bytes_per_upload")
+"""Settings that say how large an experiment is."""
+DERIVED = ("task", "dataset", "parameters", "bytes_per_upload")
 """What a group's title does not repeat: the task comes first, and the rest follows from it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run and what it was made with."""
+    """One run and what it was told."""
 
     folder: Path
     history: History
     settings: dict[str, Any]
-    target: float
+
+    @property
+    def diverged(self) -> str | None:
+        """What is told of a run that ended early; None for one that did not."""
+        event = next((event for event in self.history.events if event["event"] == DIVERGED), None)
+        if event is None:
+            return None
+        who = f"{self.history.method}, seed {self.history.seed}"
+        return f"{self.folder}: {who} diverged in round {event['round']} ({event.get('reason', 'no reason given')})."
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +53,19 @@ class Group:
     settings: dict[str, Any]
     """All of them, the ones that other groups share included."""
     runs: Sequence[Run]
-    target: float
+    """Those that took all their rounds."""
+    diverged: Sequence[Run]
 
     @cached_property
     def comparison(self) -> Comparison:
         """The histories, methods in order and seeds within each."""
         return Comparison([run.history for run in self.runs])
+
+    @property
+    def target(self) -> float:
+        """The accuracy that rounds are counted to."""
+        target = self.runs[0].history.setting.get("target", 0.5)
+        return float(target) if isinstance(target, (int, float)) else 0.5
 
 
 @dataclass
@@ -82,37 +92,32 @@ class Gathered:
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read all runs in some folders and below them."""
     found, read = Gathered(), []
-    configs: dict[Path, dict[str, Any]] = {}
     for folder in _run_folders(folders):
         try:
-            read.append(_read(folder, configs))
+            read.append(_read(folder))
         except FedHistError as error:
             found.left_out.append((folder, str(error)))
     read.sort(key=lambda run: (_place(run.history.method), run.history.seed))
-    alike = [part for runs in _parted(read, _sameness).values() for part in _without_copies(runs, found.left_out)]
-    if not alike:
+    parts = [part for runs in _parted(read, _key).values() for part in _comparable(runs, found.left_out)]
+    found.left_out += [(run.folder, run.diverged) for part in parts for run in part if run.diverged]
+    parts = [part for part in parts if not all(run.diverged for run in part)]
+    if not parts:
         given = ", ".join(map(str, folders))
         reasons = " ".join(reason for _, reason in found.left_out[:3])
         raise InvalidInput(
-            f"no run could be read: {reasons}"
+            f"no run can be reported: {reasons}"
             if reasons
             else f"there is no run in {given}; give folders that fedhist run or fedhist compare have written."
         )
-    shared = [runs[0].settings.items() for runs in alike]
-    found.common = {key: value for key, value in shared[0] if all((key, value) in each for each in shared)}
-    telling = _telling([runs[0].settings for runs in alike]) if len(alike) > 1 else SIZE
-    for runs in alike:
-        found.groups.append(Group(_title(runs[0], telling), runs[0].settings, runs, runs[0].target))
+    settings = [part[0].settings for part in parts]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    same = [name for name in names if all(each.get(name) == settings[0].get(name) for each in settings)]
+    found.common = {name: settings[0][name] for name in same if name in settings[0]}
+    telling = [name for name in names if name not in (*same, *DERIVED)] if len(parts) > 1 else SIZE
+    for part in parts:
+        live, diverged = ([run for run in part if bool(run.diverged) == lost] for lost in (False, True))
+        found.groups.append(Group(_title(part[0], telling), part[0].settings, live, diverged))
     return found
-
-
-def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the settings that tell groups apart: those that differ or are there only if somebody has set them."""
-    values: dict[str, set[str]] = {}
-    for each in settings:
-        for key, value in each.items():
-            values.setdefault(key, set()).add(str(value))
-    return [key for key, seen in values.items() if key not in DERIVED and (len(seen) > 1 or key in ONLY_IF_SET)]
 
 
 def _place(method: str) -> tuple[bool, bool, str]:
@@ -132,58 +137,31 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
                 yield folder
 
 
-def _read(folder: Path, configs: dict[Path, dict[str, Any]]) -> Run:
+def _read(folder: Path) -> Run:
     history = History.load(folder)
-    shape = history.clients.shape
     require(_fits(history), f"{folder} does not hold a complete run: its tables do not fit each other.")
-    require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
-    require(len(history.records) > 0, f"{folder} holds a run that was never evaluated.")
-    for place in (folder, folder.parent):
-        if place not in configs:  # a comparison has one for all its runs
-            configs[place] = _config(place / "config.toml")
-    config = configs[folder] or configs[folder.parent]
-    settings = {key: value for key, value in config.items() if key not in NOT_COMPARED | _idle(config)}
-    own = {key: value for key, value in history.setting.items() if not config or key not in TOLD_BETTER}
-    settings |= {key: value for key, value in own.items() if value is not None}
-    settings.setdefault("k", shape[1])
-    settings.setdefault("rounds", shape[0])
-    target = config.get("target", 0.5)
-    return Run(folder, history, {"task": history.task} | settings, target if isinstance(target, float) else 0.5)
+    if not history.diverged:
+        require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
+        require(len(history.evaluations) > 0, f"{folder} holds a run that was never evaluated.")
+    told = {name: value for name, value in history.setting.items() if name not in NOT_COMPARED and value is not None}
+    told.setdefault("k", history.clients.shape[1])
+    told.setdefault("rounds", history.rounds)
+    return Run(folder, history, {"task": history.task} | told)
 
 
 def _fits(history: History) -> bool:
     """Whether a run's tables have the shapes that they should have to each other."""
-    about, traces, shape = history.about_clients, history.traces, history.clients.shape
-    tables = history.staleness, history.arrived, history.weights
-    known, told = len(about.get("id", ())), len(traces.get("round", ()))
-    expected = {"utility": (told, known), "lengths": (told, 2)}
+    about, traces = history.about_clients, history.traces
+    known, traced = len(about.get("id", ())), len(traces.get("round", ()))
+    expected = {"utility": (traced, known), "lengths": (traced, 2)}
     return (
-        len(shape) == 2
-        and 0 not in shape
-        and all(table.shape == shape for table in tables)
-        and all(len(column) == known for column in about.values())
+        all(len(column) == known for column in about.values())
         and ("labels" not in about or about["labels"].ndim == 2)
         and all(traces[name].shape == size for name, size in expected.items() if name in traces)
     )
 
 
-def _idle(config: dict[str, Any]) -> set[str]:
-    """Return the settings that have no effect beside the others; two runs that differ in them do not differ."""
-    split = config.get("split", "dirichlet")
-    idle = {"dirichlet": {"shards_per_client"}, "iid": {"shards_per_client", "beta"}, "shards": {"beta"}}
-    slow = set() if config.get("slow_fraction") else {"slow_fraction", "slow_speed"}
-    return idle.get(split, set()) | slow | {"dataset"}
-
-
-def _config(file: Path) -> dict[str, Any]:
-    """Return the settings in a file; none where it is not there or is no TOML."""
-    try:
-        return tomllib.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _sameness(run: Run) -> Hashable:
+def _key(run: Run) -> Hashable:
     return json.dumps(run.settings, sort_keys=True, default=str)
 
 
@@ -194,8 +172,8 @@ def _parted(runs: Iterable[Run], by: Callable[[Run], Hashable]) -> dict[Hashable
     return parts
 
 
-def _without_copies(runs: list[Run], left_out: list[tuple[Path, str]]) -> list[list[Run]]:
-    """Return comparisons in which a method has each seed once.
+def _comparable(runs: list[Run], left_out: list[tuple[Path, str]]) -> list[list[Run]]:
+    """Return comparisons in which a method has each seed once, and all methods of a seed the same data.
 
     Copies of a run are left out. Runs that differ although nothing says in what, as those of a program of one's own
     may, are compared within their folders.
@@ -209,22 +187,44 @@ def _without_copies(runs: list[Run], left_out: list[tuple[Path, str]]) -> list[l
         else:
             left_out.append((run.folder, f"{run.folder} holds the same run as {twin.folder}."))
     kept = [run for there in distinct.values() for run in there]
-    if all(len(there) == 1 for there in distinct.values()):
+    data: dict[int, set[object]] = {}
+    for run in kept:
+        data.setdefault(run.history.seed, set()).add(run.history.setting.get("data"))
+    if all(len(there) == 1 for there in distinct.values()) and all(len(each) == 1 for each in data.values()):
         return [kept]
     parts = []
     for place, part in _parted(kept, lambda run: run.folder.parent).items():
-        once: dict[tuple[str, int], Run] = {}
+        once: dict[tuple[str, int, object], Run] = {}
         for run in part:
-            first = once.setdefault((run.history.method, run.history.seed), run)
+            key = run.history.method, run.history.seed, run.history.setting.get("data")
+            first = once.setdefault(key, run)
             if first is not run:
                 who = f"{run.history.method}, seed {run.history.seed}"
                 left_out.append((run.folder, f"{run.folder} is another run of {who}, beside {first.folder}."))
-        parts.append([Run(r.folder, r.history, r.settings | {"folder": str(place)}, r.target) for r in once.values()])
+        parts += _by_data([replace(run, settings=run.settings | {"folder": str(place)}) for run in once.values()])
     return parts
 
 
+def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs in as many parts as one seed has had different data, since those cannot be compared."""
+    seen: dict[int, list[object]] = {}
+    for run in runs:
+        known = seen.setdefault(run.history.seed, [])
+        if run.history.setting.get("data") not in known:
+            known.append(run.history.setting.get("data"))
+    if all(len(known) == 1 for known in seen.values()):
+        return [list(runs)]
+    place = {id(run): seen[run.history.seed].index(run.history.setting.get("data")) for run in runs}
+    named = [replace(run, settings=run.settings | {"data": f"no. {place[id(run)] + 1}"}) for run in runs]
+    return list(_parted(named, lambda run: str(run.settings["data"])).values())
+
+
 def _same(one: History, other: History) -> bool:
-    return one.records == other.records and np.array_equal(one.clients, other.clients)
+    return (
+        one.evaluations == other.evaluations
+        and np.array_equal(one.clients, other.clients)
+        and one.events == other.events
+    )
 
 
 def _title(run: Run, telling: Iterable[str]) -> str:

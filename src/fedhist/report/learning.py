@@ -219,7 +219,7 @@ def _cut(name: str, most: int = 28) -> str:
 
 
 def _final_classes(history: History) -> list[float] | None:
-    each = history.records[-1].per_class
+    each = history.evaluations[-1].per_class
     return [np.nan if value is None else 100 * value for value in each] if each else None
 
 

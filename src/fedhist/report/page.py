@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fedhist import __version__
-from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, unknown
+from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
 from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Looks, counted, listed, shown_methods
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.statistics import FEW, half_width, holm, paired
-from fedhist.report.table import cells, rows
+from fedhist.report.table import epsilon, percent, rounds_to, rows, staleness
+from fedhist.simulation.trial import Trial
 from fedhist.store.files import whole_file
 from fedhist.store.history import Comparison
 
@@ -164,20 +165,24 @@ def _final(group: Group, runs: Comparison, against: str) -> dict[str, Any]:
     known = {m: test for m, test in tests.items() if test is not None}
     corrected = dict(zip(known, holm([test.p for test in known.values()]), strict=True))
     wilcoxon = any(test.wilcoxon is not None for test in known.values())
-    header = ["method", "seeds", "final (%)", *(["95 % interval"] if several else []), "best (%)"]
-    header += [f"rounds to {100 * group.target:g} %", "mean staleness"]
+    table = rows(Comparison([run.history for run in (*group.runs, *group.diverged)]), group.target)
+    private, lost = any(row.epsilon is not None for row in table), any(row.diverged for row in table)
+    header = ["method", "seeds", *(["diverged"] if lost else []), "final (%)"]
+    header += [*(["95 % interval"] if several else []), "best (%)"]
+    header += [f"rounds to {100 * group.target:g} %", "mean staleness", *(["ε"] if private else [])]
     if known:
         header += [f"{against} minus it", "p", *(["p, corrected"] if len(known) > 1 else [])]
         header += ["p, Wilcoxon"] if wilcoxon else []
     best = max(final, key=lambda m: sum(final[m].values()) / len(final[m]))
     body = []
-    for row in rows(runs, group.target):
-        method, mean, top, rounds, stale = cells(row)
-        half, centre = half_width(list(final[method].values())), 100 * row.final
-        line = [method, str(row.seeds), mean]
+    for row in table:
+        method = row.method
+        half, centre = half_width(list(final.get(method, {}).values())), 100 * (row.final or 0)
+        line = [method, str(row.seeds), *([str(row.diverged)] if lost else []), percent(row.final, row.final_spread)]
         if several:
             line.append("–" if half is None else f"{max(centre - half, 0):.1f} to {min(centre + half, 100):.1f}")
-        line += [top, rounds, stale]
+        line += [percent(row.best, row.best_spread), rounds_to(row), staleness(row)]
+        line += [epsilon(row)] if private else []
         test = known.get(method)
         if known:
             line += [f"{test.mean:+.1f} ± {test.half:.1f}", _p(test.p)] if test else ["–", "–"]
@@ -186,7 +191,10 @@ def _final(group: Group, runs: Comparison, against: str) -> dict[str, Any]:
             if wilcoxon:
                 line.append(_p(test.wilcoxon) if test and test.wilcoxon is not None else "–")
         body.append((method == best, line))
-    return {"header": header, "rows": body, "note": _how(against, several, tests, known, wilcoxon)}
+    note = _how(against, several, tests, known, wilcoxon)
+    if lost:
+        note += " Runs that diverged count in no mean and no test."
+    return {"header": header, "rows": body, "note": note}
 
 
 def _how(against: str, several: bool, tests: dict[str, Any], known: dict[str, Any], wilcoxon: bool) -> str:
@@ -219,15 +227,20 @@ def _p(value: float) -> str:
 
 def _settings(settings: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return settings with what they mean."""
-    told = {name: field.description or "" for name, field in Settings.model_fields.items()}
-    told |= {
+    meanings = {name: each.help for name, each in options_of(Trial).items()}
+    meanings |= {
         "task": "Data and model.",
+        "dataset": "Where the data come from.",
+        "clients": "Number of clients N.",
+        "split": "How labels are divided among the clients.",
+        "beta": "Dirichlet parameter; the smaller, the more skewed.",
+        "rare_class": "A class that only some clients hold.",
+        "rare_clients": "How many clients hold it.",
         "parameters": "Trainable numbers in the model.",
-        "bytes_per_upload": "What one model weighs on the way up or down.",
-        "local": "The clients' work.",
+        "bytes_per_upload": "Size of one model on the way up or down.",
         "folder": "Where these runs are.",
     }
-    return [(key.replace("_", " "), _value(value), told.get(key, "")) for key, value in settings.items()]
+    return [(key.replace("_", " "), _value(value), meanings.get(key, "")) for key, value in settings.items()]
 
 
 def _value(value: Any) -> str:
@@ -242,8 +255,9 @@ def _overview(found: Gathered) -> dict[str, Any]:
     lines = []
     for group in found.groups:
         means = {row.method: row for row in rows(group.comparison, group.target)}
-        best = max(means, key=lambda m: means[m].final)
-        lines.append((group.title, [(m == best, cells(means[m])[1] if m in means else "–") for m in methods]))
+        best = max(means, key=lambda m: means[m].final or 0)
+        texts = {m: percent(row.final, row.final_spread) for m, row in means.items()}
+        lines.append((group.title, [(m == best, texts.get(m, "–")) for m in methods]))
     others = len(found.methods) - len(methods)
     return {"methods": methods, "rows": lines, "others": others}
 
@@ -255,12 +269,13 @@ def _lead(found: Gathered) -> str:
     text += f" under {groups} different settings, each compared on its own." if groups > 1 else "."
     first = found.groups[0]
     final = {row.method: row for row in rows(first.comparison, first.target)}
-    order = sorted(final, key=lambda m: -final[m].final)
+    order = sorted(final, key=lambda m: -(final[m].final or 0))
+    texts = [percent(final[m].final, final[m].final_spread) for m in order]
     where = f"With {first.title}, " if groups > 1 else ""
-    told = f"{order[0]} ends {'highest, ' if len(order) > 1 else ''}at {cells(final[order[0]])[1]} %"
+    ends = f"{order[0]} ends {'highest, ' if len(order) > 1 else ''}at {texts[0]} %"
     if len(order) > 1:
-        told += f", before {order[1]} with {cells(final[order[1]])[1]} %"
-    sentence = f"{where}{told}."
+        ends += f", before {order[1]} with {texts[1]} %"
+    sentence = f"{where}{ends}."
     return f"{text} {sentence[0].upper()}{sentence[1:]}"
 
 

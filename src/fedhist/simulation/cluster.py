@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhist.errors import FedHistError, InvalidInput
 from fedhist.simulation.trial import Trial
 from fedhist.store.history import History
 
-if TYPE_CHECKING:
-    from fedhist.simulation.engine import OnRound
-
 RETRIES = 3
 """How often a piece of work is begun again when the worker that had it dies."""
 
 
-def spread(trials: Sequence[Trial], device: str, trainer: str, on_round: OnRound | None) -> list[History]:
+def spread(
+    trials: Sequence[Trial], device: str, trainer: str, on_round: Callable[[int, Sequence[History]], None] | None
+) -> list[History]:
     """Run trials on the workers of a Ray cluster; return their histories in the same order.
 
     The cluster is the one this process is connected to, or the one ``RAY_ADDRESS`` names, or one of this

@@ -1,154 +1,69 @@
-"""The loop: partition → schedule → train → arrivals → strategy → next model → history."""
+"""The loop over rounds: a source delivers, the servers close, the histories keep."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from fedhist.clients import (
-    TRAINERS,
-    LocalSGD,
-)
-from fedhist.clients.objectives import Objective
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, InvalidInput, choice, require, unknown, whole
-from fedhist.simulation.checkpoint import EVERY, Checkpoints, Keeper
-from fedhist.simulation.machinery import (
-    Rounds,
-    devices_of,
-    exactly,
-    is_live,
-    live_kind,
-    memory_per_client,
-    rounds_of,
-    trainers_of,
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, require, whole
+from fedhist.options import unknown_option
+from fedhist.simulation.checkpoint import (
+    SECONDS_BETWEEN,
+    Checkpoints,
+    Interrupted,
+    Saved,
+    asked_to_stop,
+    put_back,
+    taken,
 )
-from fedhist.simulation.memory import available, check_schedule, in_waves, needed
 from fedhist.simulation.methods import Method, as_method
-from fedhist.simulation.run import Run
-from fedhist.simulation.trial import Trial, sameness
+from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
+from fedhist.simulation.run import Run, recording_of
+from fedhist.simulation.server import Server
+from fedhist.simulation.sources import Simulated
+from fedhist.simulation.trial import Trial
 from fedhist.store.history import Comparison, History, run_name
-from fedhist.store.recording import Tape, check_room
+from fedhist.store.recording import check_room
 from fedhist.strategies import Strategy
-from fedhist.strategies.screening import MAX_NORM_RATIO
-from fedhist.world.attacks import Attack
-from fedhist.world.clock import Schedule, VersionPlan, make_schedule, plan_versions, recorded_schedule
-from fedhist.world.faults import Faults
-from fedhist.world.speeds import Devices, LogNormal
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories, so far, of the runs that take it together.
 
-Runs that go on from a checkpoint are told of before, with the last round that was done.
+Runs that are resumed from a checkpoint are passed once before, with the last round that was done.
 """
-
 ENGINES = ("local", "ray")
 
 
-class BegunAgain(UserWarning):
-    """A run met an upload that must be sent back, so that the arrivals after it are not those of its schedule."""
-
-
-def simulate(
-    strategy: Strategy | str | Method,
-    task: Task,
-    *,
-    k: int,
-    rounds: int,
-    local: LocalSGD | None = None,
-    devices: Devices | None = None,
-    seed: int = 0,
-    objective: Objective | None = None,
-    server_lr: float = 1.0,
-    concurrency: int | None = None,
-    eval_every: int = 100,
-    schedule: History | Schedule | None = None,
-    faults: Faults | None = None,
-    bad_updates: str = "reject",
-    max_norm_ratio: float = MAX_NORM_RATIO,
-    record: str | Path | None = None,
-    record_dtype: str | None = None,
-    attack: Attack | str | None = None,
-    device: str | torch.device = "auto",
-    trainer: str = "auto",
-    on_round: OnRound | None = None,
-    checkpoint: str | Path | None = None,
-    resume: str | Path | None = None,
-    checkpoint_every: float = EVERY,
-) -> History:
+def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> History:
     """Run one method through a K-async simulation.
 
-    The parameters are those of :class:`Trial` and of :func:`simulate_many`.
+    The options are those of :class:`Trial` and of :func:`simulate_many`.
     """
-    trial = Trial(
-        strategy,
-        task,
-        k=k,
-        rounds=rounds,
-        local=LocalSGD() if local is None else local,
-        devices=LogNormal() if devices is None else devices,
-        seed=seed,
-        objective=objective,
-        server_lr=server_lr,
-        concurrency=concurrency,
-        eval_every=eval_every,
-        schedule=schedule,
-        faults=faults,
-        bad_updates=bad_updates,
-        max_norm_ratio=max_norm_ratio,
-        record=record,
-        record_dtype=record_dtype,
-        attack=attack,
-    )
-    return simulate_many(
-        [trial],
-        device=device,
-        trainer=trainer,
-        on_round=on_round,
-        checkpoint=checkpoint,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-    )[0]
+    told, how = _divided("simulate", options)
+    return simulate_many([Trial(strategy, task, **told)], **how)[0]
 
 
 def compare(
     methods: Sequence[Strategy | str | Method],
     task: Task | Callable[[int], Task],
     *,
-    k: int,
-    rounds: int,
     seeds: int | Sequence[int] = 3,
-    local: LocalSGD | None = None,
-    devices: Devices | None = None,
-    server_lr: float = 1.0,
-    concurrency: int | None = None,
-    eval_every: int = 100,
-    schedule: History | Schedule | None = None,
-    faults: Faults | None = None,
-    bad_updates: str = "reject",
-    max_norm_ratio: float = MAX_NORM_RATIO,
     record: str | Path | Callable[[str, int], Path] | None = None,
-    record_dtype: str | None = None,
-    attack: Attack | str | None = None,
-    device: str | torch.device = "auto",
-    trainer: str = "auto",
-    engine: str = "local",
-    on_round: OnRound | None = None,
-    checkpoint: str | Path | None = None,
-    resume: str | Path | None = None,
-    checkpoint_every: float = EVERY,
+    **options: Any,
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
 
     All methods of one seed meet the same clients in the same order with the same batches, and start from
-    the same model. What a method meets does not depend on the methods beside it. Parameters that are not
-    listed here are those of :func:`simulate`.
+    the same model. What a method meets does not depend on the methods beside it. The other options are those of
+    :class:`Trial` and of :func:`simulate_many`.
 
     Parameters
     ----------
@@ -166,7 +81,20 @@ def compare(
         isinstance(methods, Sequence) and not isinstance(methods, str),
         f"methods must be a list of strategies or names, got {methods!r}.",
     )
-    chosen = _distinct([as_method(method) for method in methods])
+    chosen = [as_method(method) for method in methods]
+    require(len(chosen) > 0, "methods must name at least one method.")
+    for name in (names := [method.name for method in chosen]):
+        require(names.count(name) == 1, f"methods names {name} twice.")
+    told, how = _divided("compare", options, without=("seed",))
+    trials = [
+        Trial(method, own, seed=seed, record=_folder(record, method.name, seed), **told)
+        for method, (seed, own) in ((m, each) for m in chosen for each in _tasks(task, seeds).items())
+    ]
+    return Comparison(simulate_many(trials, **how))
+
+
+def _tasks(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
+    """Return the task of each seed."""
     which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
     require(len(which) > 0, "seeds must name at least one seed.")
     require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
@@ -179,44 +107,10 @@ def compare(
         tasks[seed] = own
     shapes = [own.layout.shapes for own in tasks.values()]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
-    trials = [
-        Trial(
-            method,
-            own,
-            k=k,
-            rounds=rounds,
-            local=LocalSGD() if local is None else local,
-            devices=LogNormal() if devices is None else devices,
-            seed=seed,
-            server_lr=server_lr,
-            concurrency=concurrency,
-            eval_every=eval_every,
-            schedule=schedule,
-            faults=faults,
-            bad_updates=bad_updates,
-            max_norm_ratio=max_norm_ratio,
-            record=_place(record, method.name, seed),
-            record_dtype=record_dtype,
-            attack=attack,
-        )
-        for method in chosen
-        for seed, own in tasks.items()
-    ]
-    return Comparison(
-        simulate_many(
-            trials,
-            device=device,
-            trainer=trainer,
-            engine=engine,
-            on_round=on_round,
-            checkpoint=checkpoint,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-        )
-    )
+    return tasks
 
 
-def _place(record: str | Path | Callable[[str, int], Path] | None, method: str, seed: int) -> Path | None:
+def _folder(record: str | Path | Callable[[str, int], Path] | None, method: str, seed: int) -> Path | None:
     """Return where one run of several is recorded."""
     if record is None:
         return None
@@ -231,16 +125,15 @@ def simulate_many(
     engine: str = "local",
     on_round: OnRound | None = None,
     checkpoint: str | Path | None = None,
-    resume: str | Path | None = None,
-    checkpoint_every: float = EVERY,
+    checkpoint_every: float = SECONDS_BETWEEN,
 ) -> list[History]:
-    """Run many trials, those that can side by side, and return their histories in the same order.
+    """Run many trials, side by side where possible, and return their histories in the same order.
 
     Trials may differ in everything. Those with the same number of rounds between the same evaluations take
     their rounds together; on a GPU, those that also share data, model, objective and local work (whatever
     their methods, seeds, splits, N, K or learning rates) train all their clients as one batch. The others
     follow one after the other, and so do those for which memory does not suffice. A trial that diverges does
-    not stop the others: its history tells it among the events. Where all have diverged, that is an error.
+    not stop the others: its history ends there. Where all have diverged, that is an error.
 
     Parameters
     ----------
@@ -252,13 +145,11 @@ def simulate_many(
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
         Called after every round with its number and the histories, so far, of the trials that take it
-        together; with Ray, once for every piece of work that is done. Trials that go on from a checkpoint, or
-        were finished in it, are told of once before, with the last round that was done.
+        together; with Ray, once for every piece of work that is done. Trials that are resumed, or were finished
+        before, are passed once at the beginning, with the last round that was done.
     checkpoint
-        A folder in which to save the runs while they are under way. Ctrl-C then saves before it stops.
-    resume
-        Such a folder: go on from what is in it, from the start if that is nothing, and save there. The result is
-        the same to the bit as that of a run that was never stopped.
+        A folder in which to save the runs while they are under way; if it holds a run, that is resumed, with the
+        same result to the bit as if it had never been stopped. Ctrl-C then saves before it stops.
     checkpoint_every
         Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the
         time. 0 saves after every round, whatever it costs.
@@ -268,152 +159,236 @@ def simulate_many(
         "trials must be a list of fedhist.Trial.",
     )
     require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
-    if trainer not in TRAINERS:
-        raise unknown("trainer", trainer, TRAINERS)
-    require(checkpoint is None or resume is None, "checkpoint and resume are the same folder; give one of them.")
-    folder = checkpoint if resume is None else resume
     if choice("engine", engine, ENGINES) == "ray":
-        require(folder is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
+        require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
         require(not any(trial.record for trial in trials), "engine='ray' cannot record; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
         return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
     devices = devices_of(device)
-    recordings = [Path(trial.record) for trial in trials if trial.record is not None]
+    recordings = [trial.record for trial in trials if trial.record is not None]
     require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
-    check_room({Path(t.record): t.recorded for t in trials if t.record is not None}, resume=resume is not None)
-    planned = _planned(trials)
-    kinds = trainers_of(trainer, trials, devices[0])
-    if folder is None:
-        return _carried_out(trials, planned, kinds, devices, on_round, None)
-    with contextlib.closing(Checkpoints(folder, trials, checkpoint_every, resume=resume is not None)) as saved:
-        return _carried_out(trials, planned, kinds, devices, on_round, saved)
+    with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every)) as saved:
+        tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
+        check_room(tapes, resumed=saved.resumed)
+        return _Engine(plan(trials, trainer, devices[0]), devices, on_round, saved).run()
 
 
-def _carried_out(
-    trials: Sequence[Trial],
-    planned: Sequence[tuple[Schedule, VersionPlan]],
-    kinds: list[str],
-    devices: Sequence[torch.device],
-    on_round: OnRound | None,
-    saved: Checkpoints | None,
-) -> list[History]:
-    """Run all trials, in waves of those that fit together, and return their histories."""
-    histories: dict[int, History] = {}
-    lost: dict[int, DivergedError] = {}
-    todo = list(range(len(trials)))
-    while todo:
-        suspects: dict[int, str] = {}
-        for together in _batches(trials, kinds, todo):
-            kind = kinds[together[0]]
-            begun = saved.begun(together, kind) if saved else []
-            fresh = [i for i in together if not any(i in wave.members for wave in begun)]
-            per_client = memory_per_client([trials[i] for i in together], devices[0]) if kind == "batched" else {}
-            needs = {i: needed(trials[i], *planned[i], kind, per_client.get(trials[i], 0)) for i in fresh}
-            data = sum({trials[i].task.data: trials[i].task.bytes_for(devices[0]) for i in together}.values())
-            budgets = [available(each) - data for each in devices]
-            waves = [(wave.members, wave) for wave in begun]
-            for members, wave in [*waves, *((each, None) for each in in_waves(needs, budgets, list(map(str, trials))))]:
-                runs = {i: Run(trials[i], *planned[i], devices[at], live=is_live(kind)) for i, at in members.items()}
-                with exactly(devices), contextlib.closing(rounds_of(kind, list(runs.values()))) as rounds:
-                    keeper = saved.keeper(runs, members, kind, rounds, wave) if saved else None
-                    _advance(list(runs.values()), rounds, on_round, keeper)
-                histories |= {i: run.history for i, run in runs.items()}
-                lost |= {i: run.lost for i, run in runs.items() if run.lost}
-                suspects |= {i: run.suspect for i, run in runs.items() if run.suspect}
-                del runs, rounds, keeper  # before the next wave takes their memory
-        for i, why in suspects.items():
-            kinds[i] = live_kind(kinds[i])
-            warnings.warn(
-                f"{trials[i]}: {why}; the run begins again, arrival by arrival, since from there on others come.",
-                BegunAgain,
-                stacklevel=2,
-            )
-        todo = list(suspects)
-    if len(lost) == len(trials):
-        lost[0].histories = [histories[i] for i in range(len(trials))]
-        raise lost[0]
-    for i, trial in enumerate(trials):
-        if trial.record is not None:
-            histories[i].save(trial.record)
-    return [histories[i] for i in range(len(trials))]
+class _Rewind(Exception):
+    """Runs met bad uploads in rounds that were closed already; the rounds before them are taken again."""
+
+    def __init__(self, leaving: Mapping[int, int], round_: int) -> None:
+        super().__init__()
+        self.leaving, self.round = leaving, round_
 
 
-def _planned(trials: Sequence[Trial]) -> list[tuple[Schedule, VersionPlan]]:
-    """Return each trial's schedule; methods that meet the same arrivals share one."""
-    made: dict[tuple[object, ...], tuple[Schedule, VersionPlan]] = {}
-    planned = []
-    for trial in trials:
-        shape = trial.task.num_clients, trial.k, trial.rounds
-        key = *shape, sameness(trial.devices), trial.seed, trial.concurrency, id(trial.schedule)
-        if key not in made:
-            check_schedule(trial.rounds, trial.k)
-            if trial.schedule is None:
-                schedule = make_schedule(*shape, trial.devices, trial.seed, trial.concurrency)
-            else:
-                schedule = recorded_schedule(trial.schedule, *shape)
-            made[key] = schedule, plan_versions(schedule)
-        planned.append(made[key])
-    return planned
+class _Engine:
+    """Carries out plans, in waves of those that fit together."""
+
+    def __init__(
+        self, plans: Sequence[Plan], devices: Sequence[torch.device], on_round: OnRound | None, saved: Checkpoints
+    ) -> None:
+        self.plans, self.devices, self.on_round, self.saved = plans, devices, on_round, saved
+        self.histories: dict[int, History] = {}
+        self.diverged: dict[int, DivergedError] = {}
+
+    def run(self) -> list[History]:
+        """Return the histories of all runs."""
+        together: dict[tuple[object, ...], list[int]] = {}
+        for i, each in enumerate(self.plans):
+            together.setdefault(each.together, []).append(i)
+        for numbers in together.values():
+            self._together(numbers)
+        for i, each in enumerate(self.plans):
+            if i not in self.histories:  # it met a bad upload
+                rest = each.one_by_one()
+                saved = next(s for s in self.saved.found() if s.kind == rest.kind and i in s.members)
+                self._wave(rest, saved.members, saved)
+        if len(self.diverged) == len(self.plans):
+            self.diverged[0].histories = [self.histories[i] for i in range(len(self.plans))]
+            raise self.diverged[0]
+        for i, each in enumerate(self.plans):
+            if each.trial.record is not None:
+                self.histories[i].save(each.trial.record)
+        return [self.histories[i] for i in range(len(self.plans))]
+
+    def _together(self, numbers: Sequence[int]) -> None:
+        """Carry out runs that may take their rounds together, those that were begun together first."""
+        first, device = self.plans[numbers[0]], self.devices[0]
+        begun = [saved for saved in self.saved.found() if not saved.members.keys().isdisjoint(numbers)]
+        for saved in begun:
+            if saved.kind not in (first.kind, first.one_by_one().kind):
+                raise FedHistError(
+                    f"{self.saved.folder} was written by trainer={saved.kind!r} and cannot be resumed to the bit with "
+                    f"{first.kind!r}; use the device and the trainer it was begun with."
+                )
+        begun = [saved for saved in begun if saved.kind == first.kind]
+        fresh = [i for i in numbers if not any(i in saved.members for saved in begun)]
+        needs = dict(zip(fresh, memory_needed([self.plans[i] for i in fresh], device), strict=True))
+        tasks = {self.plans[i].trial.task.data: self.plans[i].trial.task for i in numbers}
+        data = sum(task.bytes_for(device) for task in tasks.values())
+        budgets = [available(each) - data for each in self.devices]
+        names = [str(each.trial) for each in self.plans]
+        waves = [(saved.members, saved) for saved in begun]
+        for members, before in [*waves, *((wave, None) for wave in in_waves(needs, budgets, names))]:
+            self._wave(first, members, before)
+
+    def _wave(self, first: Plan, members: Mapping[int, int], before: Saved | None) -> None:
+        """Take some runs through all their rounds."""
+        leaving: dict[int, int] = {}
+        if first.scheduled:
+            apart = [saved for saved in self.saved.found() if saved.kind == first.one_by_one().kind]
+            leaving = {i: saved.round + 1 for saved in apart for i in saved.members}
+        silent = 0
+        while True:
+            runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[at]) for i, at in members.items()}
+            with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
+                wave = _Wave(first, members, runs, source, self.saved, leaving)
+                try:
+                    wave.advance(before, self.on_round, silent)
+                except _Rewind as rewind:
+                    leaving |= rewind.leaving
+                    silent = max(silent, rewind.round)
+                    before = self.saved.last(members, first.kind)
+                    continue
+            done = {i: run for i, run in runs.items() if not run.left}
+            self.histories |= {i: run.finish() for i, run in done.items()}
+            self.diverged |= {i: run.server.diverged for i, run in done.items() if run.server.diverged}
+            return
 
 
-def _batches(trials: Sequence[Trial], kinds: Sequence[str], places: Iterable[int]) -> list[list[int]]:
-    """Return which trials at these places can take their rounds together."""
-    batches: dict[tuple[object, ...], list[int]] = {}
-    for i in places:
-        batches.setdefault((kinds[i], trials[i].rounds, trials[i].eval_every), []).append(i)
-    return list(batches.values())
+class _Wave:
+    """Runs that take their rounds together."""
+
+    def __init__(
+        self,
+        first: Plan,
+        members: Mapping[int, int],
+        runs: Mapping[int, Run],
+        source: Simulated,
+        saved: Checkpoints,
+        leaving: Mapping[int, int],
+    ) -> None:
+        self.first, self.members, self.by_number, self.source, self.saved = first, members, runs, source, saved
+        self.runs = list(runs.values())
+        self.leaving = {i: round_ for i, round_ in leaving.items() if i in runs}
+        """Runs that have to be carried out one by one from some round on."""
+        self.asked: list[int] = []
+
+    def advance(self, before: Saved | None, on_round: OnRound | None, silent: int) -> None:
+        """Take all rounds that are left; `on_round` has heard of those up to `silent`."""
+        trial, done = self.first.trial, 0
+        if before is not None:
+            put_back(before, self.runs, self.source)
+            done = before.round
+        self.saved.begin(self.runs)
+        started = time.perf_counter() - self.runs[0].server.history.wall_seconds
+        if done > silent and on_round:
+            on_round(done, self._histories())
+        watching: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
+        if self.saved.folder is not None:
+            watching = asked_to_stop()
+        with self._recording(done), watching as self.asked:
+            self._let_leave(done)
+            for round_ in range(done + 1, trial.rounds + 1):
+                if not any(run.active for run in self.runs):
+                    break
+                self.source.play(Server.close)  # Eq. 4
+                if round_ % (trial.eval_every or 1) == 0 or round_ == trial.rounds:
+                    self._look(round_)
+                    self._evaluate(round_)
+                for run in self.runs:
+                    run.server.history.wall_seconds = time.perf_counter() - started
+                    if run.server.tape is not None and not run.left:
+                        run.server.tape.after(round_)
+                if on_round and round_ > silent:
+                    on_round(round_, self._histories())
+                self._let_leave(round_)
+                self._save_if_due(round_)
+
+    def _histories(self) -> list[History]:
+        return [run.server.history for run in self.runs if not run.left]
+
+    def _look(self, round_: int) -> None:
+        """Notice bad uploads in rounds that were closed without a look at them."""
+        numbers = list(self.members)
+        met = {numbers[place]: first for place, first in self.source.look().items()}
+        if met:
+            raise _Rewind(met, round_)
+
+    def _evaluate(self, round_: int) -> None:
+        if not any(run.server.diverged is None and not run.left for run in self.runs):
+            return
+        for run, score in zip(self.runs, self.source.evaluate(), strict=True):
+            if run.server.diverged is None and not run.left:
+                server = run.server
+                server.evaluated(round_, score.accuracy, score.loss, score.per_class, server.strategy.epsilon())
+                server.trace(round_)
+
+    def _let_leave(self, round_: int) -> None:
+        """Set runs apart whose next round must be taken upload by upload."""
+        for i in [i for i, first in self.leaving.items() if first == round_ + 1]:
+            self._look(round_)
+            run = self.by_number[i]
+            if run.server.tape is not None:
+                run.server.tape.write(round_, flush=True)
+            state = taken(self.members, self.first.kind, round_, self.runs, self.source)
+            self.saved.save(state.only(i, self.first.one_by_one().kind))
+            run.left = True
+
+    def _save_if_due(self, round_: int) -> None:
+        """Save if it is time, and stop if that was asked for."""
+        folder = self.saved.folder is not None
+        finished = all(not run.active or round_ == run.trial.rounds for run in self.runs)
+        if (folder and (finished or self.asked)) or ((folder or self.first.scheduled) and self.saved.due()):
+            self._look(round_)
+            for run in self.runs:
+                if run.server.tape is not None and not run.left:
+                    run.server.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
+            self.saved.save(taken(self.members, self.first.kind, round_, self.runs, self.source))
+        elif folder and round_ == 1:  # rather than after an hour
+            for run in self.runs:
+                run.server.refuse_hidden_state()
+        if self.asked:
+            raise Interrupted(round_, self.asked[0])
+
+    @contextlib.contextmanager
+    def _recording(self, done: int) -> Iterator[None]:
+        """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
+        with contextlib.ExitStack() as stack:
+            for run in self.runs:
+                if run.server.tape is not None:
+                    stack.enter_context(contextlib.closing(run.server.tape))
+                    run.server.tape.begin(done)
+            yield
+            for run in self.runs:
+                if run.server.tape is not None and run.server.round == run.trial.rounds and not run.left:
+                    run.server.tape.write(run.trial.rounds, flush=True)
 
 
-def _distinct(methods: list[Method]) -> list[Method]:
-    require(len(methods) > 0, "methods must name at least one method.")
-    names = [method.name for method in methods]
-    for name in names:
-        require(names.count(name) == 1, f"methods names {name} twice.")
-    return methods
+def _divided(
+    function: str, options: Mapping[str, Any], without: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that tell a trial what it is, and those that tell how to carry it out."""
+    trial, how = _names(Trial, ("strategy", "task", *without)), _names(simulate_many, ("trials",))
+    for name in options:
+        if name not in (*trial, *how):
+            raise unknown_option(f"{function}()", name, [*trial, *how])
+    return {n: v for n, v in options.items() if n in trial}, {n: v for n, v in options.items() if n in how}
 
 
-@contextlib.contextmanager
-def _recording(runs: Sequence[Run], done: int) -> Iterator[list[Tape]]:
-    """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
-    with contextlib.ExitStack() as stack:
-        tapes = [run.tape for run in runs if run.tape is not None and run.suspect is None]
-        for tape in tapes:
-            stack.enter_context(contextlib.closing(tape))
-            tape.begin(done)
-        yield tapes
-        for run in runs:
-            if run.tape is not None and run.lost is None and run.suspect is None:
-                run.tape.write(run.trial.rounds, flush=True)
+def _names(function: Callable[..., object], without: Sequence[str]) -> dict[str, inspect.Parameter]:
+    return {name: each for name, each in inspect.signature(function).parameters.items() if name not in without}
 
 
-def _advance(runs: Sequence[Run], rounds: Rounds, on_round: OnRound | None, keeper: Keeper | None) -> None:
-    """Take all runs through all rounds together, so that their clients can be trained side by side."""
-    histories, trial = [run.history for run in runs], runs[0].trial
-    done, before = keeper.restore() if keeper else (0, 0.0)
-    started = time.perf_counter() - before
-    for history in histories:
-        history.wall_seconds = before
-    if done and on_round:
-        on_round(done, histories)
-    with _recording(runs, done) as tapes, keeper.watching() if keeper else contextlib.nullcontext():
-        for round_ in range(done + 1, trial.rounds + 1):
-            if all(run.lost or run.suspect for run in runs):
-                break  # what is left to do is not done here
-            rounds.step(round_)
-            last = round_ == trial.rounds or all(run.lost or run.suspect for run in runs)
-            if round_ % trial.eval_every == 0 or last:
-                for run, result in zip(runs, rounds.evaluate(), strict=True):
-                    run.record(round_, result)
-            for history in histories:
-                history.wall_seconds = time.perf_counter() - started
-            for tape in tapes:
-                tape.after(round_)
-            if on_round:
-                on_round(round_, histories)
-            if keeper:
-                keeper.after(round_)
-    for run in runs:
-        module = run.task.build(run.seed)
-        run.task.layout.load(module, run.model.cpu())
-        run.history.model = module.state_dict()
+def _list_options(function: Callable[..., object], without: Sequence[str]) -> None:
+    """Let ``help()`` and editors show the options that a function passes on."""
+    own = inspect.signature(function)
+    named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
+    passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials",))
+    parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
+    function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+
+_list_options(simulate, ())
+_list_options(compare, ("seed",))

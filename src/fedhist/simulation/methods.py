@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from fedhist.clients.objectives import Contrastive, CrossEntropy, Objective, Proximal
-from fedhist.errors import InvalidInput, require, shown, unknown
-from fedhist.store.files import parse_toml
+from fedhist.errors import InvalidInput, require
+from fedhist.options import build, parse_spec
 from fedhist.strategies import (
     REFL,
     TWAFL,
@@ -98,6 +97,10 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
     if isinstance(given, Method):
         method = given
     elif isinstance(given, Strategy):
+        require(
+            "_buffers" in vars(given),
+            f"{type(given).__name__}.__init__() must call super().__init__() before anything else.",
+        )
         method = Method(name_of(given), given, CrossEntropy())
     elif isinstance(given, str):
         spec, *defences = re.split(r"\s\+\s", given)
@@ -117,35 +120,3 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         f"objective must be an object such as fedhist.Proximal(), got {objective!r}.",
     )
     return Method(f"{method.name} + {describe(type(objective).__name__, objective)}", method.strategy, objective)
-
-
-def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split ``name:key=value,key=value`` into a known name and its options.
-
-    Values are as in TOML, and words need no quotes: ``none`` is None, ``true`` and ``false`` in any case.
-    """
-    name, _, text = spec.partition(":")
-    name = name.strip().lower()
-    if name not in known:
-        raise unknown(kind, name, known)
-    words = {"true": True, "false": False, "none": None, "null": None}
-    quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
-    try:
-        options = parse_toml(f"options = {{{quoted}}}")["options"]
-    except ValueError:
-        raise InvalidInput(
-            f"{kind} {shown(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
-        ) from None
-    return name, {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
-
-
-def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Call a constructor with options from a file or a command line."""
-    known = inspect.signature(make).parameters
-    for key in options:
-        if key not in known:
-            raise unknown(f"option of {name}", key, known)
-    for key, parameter in known.items():
-        missing = parameter.default is parameter.empty and key not in options
-        require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
-    return make(**options)

@@ -6,7 +6,6 @@ stay what they are whatever the other strategy would have made of them.
 
 from __future__ import annotations
 
-import copy
 import csv
 import json
 import math
@@ -22,12 +21,14 @@ from torch import Tensor
 
 from fedhist.clients.objectives import CrossEntropy
 from fedhist.errors import FedHistError, require
-from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.methods import Method
+from fedhist.simulation.server import Server
+from fedhist.simulation.sources.tape import RecordedUploads
+from fedhist.simulation.trial import ServerOptions
 from fedhist.store.files import whole_file
+from fedhist.store.history import ROWS, History
 from fedhist.store.recording import Recording
 from fedhist.strategies import Strategy
-from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import widen
 
 Floats = NDArray[np.float64]
 
@@ -163,53 +164,41 @@ def replay(
     """
     tape = recording if isinstance(recording, Recording) else Recording(recording)
     about, history = tape.about, tape.history
-    method = as_method(strategy)
+    options = ServerOptions(strategy, k=about.k, server_lr=about.server_lr)
     require(
-        isinstance(method.objective, CrossEntropy),
-        f"{method.name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
+        isinstance(options.method.objective, CrossEntropy),
+        f"{options.method.name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
     )
-    own = copy.deepcopy(method.strategy).seeded(about.seed)
-    own.setup(about.num_clients, about.k, about.num_params)
-    if about.model_dtype == "float64":
-        widen(own)
-    model, recorded = tape.start.clone(), tape.start.clone()
-    weights = np.full((about.rounds, about.k), np.nan)
+    empty = History(options.method.name, about.seed, history.task, *(getattr(history, name)[:0] for name in ROWS))
+    server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
+    source, recorded = RecordedUploads(tape, server), tape.start.clone()
     rows = np.full((4, about.rounds), np.nan)
     with torch.no_grad():
         for round_ in range(1, about.rounds + 1):
-            facts = history.staleness[round_ - 1], history.clients[round_ - 1]
-            staleness, clients = map(torch.tensor, facts)
-            sizes = torch.tensor(tape.num_examples[facts[1]])
-            update = own(Arrivals(tape.uploads(round_), staleness, clients, sizes, validate=False))
-            reference = tape.update(round_)
-            require(
-                isinstance(update, Tensor) and update.shape == reference.shape,
-                f"strategy {method.name} must return a tensor of shape {tuple(reference.shape)}, "
-                f"got {getattr(update, 'shape', type(update))}.",
-            )
-            model.sub_(update, alpha=about.server_lr)
+            for _, arrivals in source.next():
+                update, reference = server.close(arrivals), tape.update(round_)
             recorded.sub_(reference, alpha=about.server_lr)
             norms = _norm(update), _norm(reference)
             if not math.isfinite(math.prod(norms)):
-                raise FedHistError(f"{method.name} gives no finite update of the uploads recorded in round {round_}.")
+                raise FedHistError(
+                    f"{options.method.name} makes no finite update of the uploads recorded in round {round_}."
+                )
             dot = float(update.double() @ reference.double())
             cosine = dot / math.prod(norms) if math.prod(norms) > 0 else math.nan
-            rows[:, round_ - 1] = np.clip(cosine, -1, 1), *norms, _norm(model.double() - recorded.double())
-            if own.last_weights is not None:
-                weights[round_ - 1] = own.last_weights.float().cpu().numpy()  # as they are recorded
+            rows[:, round_ - 1] = np.clip(cosine, -1, 1), *norms, _norm(server.model.double() - recorded.double())
             if on_round:
                 on_round()
     return Replay(
-        method.name,
+        options.method.name,
         about.method,
         history.staleness,
-        weights,
+        empty.weights.astype(np.float64),
         history.weights.astype(np.float64),
         cosine=rows[0],
         norm=rows[1],
         recorded_norm=rows[2],
         distance=rows[3],
-        travelled=_norm(model.double() - tape.start.double()),
+        travelled=_norm(server.model.double() - tape.start.double()),
         recorded_travelled=_norm(recorded.double() - tape.start.double()),
     )
 

@@ -1,146 +1,229 @@
-"""What one run is made of."""
+"""What one run is told: the only list of options, from which commands, files, checkpoints and reports take theirs.
+
+Imports nothing heavy, since ``fedhist run --help`` is built from it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedhist.clients import LocalSGD
-from fedhist.clients.objectives import Objective
-from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, rate, require, whole
-from fedhist.simulation.methods import Method, as_method
-from fedhist.store.history import History
-from fedhist.store.recording import About, check_dtype
-from fedhist.strategies import Strategy
-from fedhist.strategies.screening import MAX_NORM_RATIO, Screen
-from fedhist.world.attacks import Attack, as_attack
-from fedhist.world.clock import Schedule, recorded_schedule
-from fedhist.world.faults import Faults
-from fedhist.world.speeds import Devices, LogNormal
+from fedhist.clients.local import LocalSGD
+from fedhist.errors import InvalidInput, number, rate, require, whole
+from fedhist.options import option, options_of, part, plain, values_of
 
-
-def sameness(thing: object) -> object:
-    """Return what tells things apart: their value where they can be hashed, else which object it is."""
-    try:
-        hash(thing)
-    except TypeError:
-        return id(thing)
-    return thing
+if TYPE_CHECKING:
+    from fedhist.clients.objectives import Objective
+    from fedhist.data.task import Task
+    from fedhist.simulation.methods import Method
+    from fedhist.store.history import History
+    from fedhist.strategies import Strategy
+    from fedhist.world.attacks import Attack
+    from fedhist.world.clock import Schedule
+    from fedhist.world.faults import Faults
+    from fedhist.world.speeds import Speeds
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """One run to be simulated: a method, on a task, with a seed.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServerOptions:
+    """What every server is told, simulated or deployed.
 
     Parameters
     ----------
     strategy
         A strategy, or a method's name such as "fedhist" or "moon". The object is copied, not changed.
-    task
-        Model, data and clients.
     k
         Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).
-    rounds
-        Rounds to run.
-    local
-        The clients' work; ``LocalSGD()`` by default.
-    devices
-        How long clients take; ``LogNormal()`` by default.
-    seed
-        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
-    objective
-        What clients minimise, if not what the method says.
     server_lr
         `η` in Eq. 4.
-    concurrency
-        Clients at work at a time; all by default.
-    eval_every
-        Rounds between evaluations; the last round is always evaluated.
-    schedule
-        Arrivals that were recorded, as the history of a deployment or of another run, instead of `devices`.
-    faults
-        How uploads break on their way, to see what becomes of a run then.
     bad_updates
-        What to do with an upload that is no number, is absurdly long or is not what was asked for: "reject" it,
+        What to do with an upload that holds NaN, is absurdly long or is not what was asked for: "reject" it,
         "clip" it if only its length is wrong, or "stop".
     max_norm_ratio
         How many times as long as usual an upload may be; up to ten times the model's length it always may.
     record
         A folder in which to keep all uploads, for :func:`fedhist.replay`, and the history.
     record_dtype
-        "float16" or "bfloat16" to keep them in half the size; by default as they are.
-    attack
-        What some of the clients do, such as ``SignFlip(share=0.2)`` or "sign-flip:share=0.2"; by default nobody does.
+        "float16" or "bfloat16" to keep them in half the size; by default the model's own precision.
     """
 
-    strategy: Strategy | str | Method
-    task: Task
-    k: int = field(kw_only=True)
-    rounds: int = field(kw_only=True)
-    local: LocalSGD = field(default_factory=LocalSGD, kw_only=True)
-    devices: Devices = field(default_factory=LogNormal, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    objective: Objective | None = field(default=None, kw_only=True)
-    server_lr: float = field(default=1.0, kw_only=True)
-    concurrency: int | None = field(default=None, kw_only=True)
-    eval_every: int = field(default=100, kw_only=True)
-    schedule: History | Schedule | None = field(default=None, kw_only=True)
-    faults: Faults | None = field(default=None, kw_only=True)
-    bad_updates: str = field(default="reject", kw_only=True)
-    max_norm_ratio: float = field(default=MAX_NORM_RATIO, kw_only=True)
-    record: str | Path | None = field(default=None, kw_only=True)
-    record_dtype: str | None = field(default=None, kw_only=True)
-    attack: Attack | str | None = field(default=None, kw_only=True)
+    strategy: Strategy | str | Method = dataclasses.field(kw_only=False)
+    k: int = option(10, "Uploads that close a round.", "Method")
+    server_lr: float = option(1.0, "The server's learning rate.", "Method")
+    bad_updates: str = option("reject", "What to do with a bad upload: reject, clip or stop.", "Faults")
+    max_norm_ratio: float = option(1000.0, "How many times as long as usual an upload may be.", "Faults")
+    record: Path | None = option(None, "Keep all uploads, for `fedhist replay`.", "Run", compared=False)
+    record_dtype: str | None = option(
+        None, "float16 or bfloat16 to keep uploads in half the size.", "Run", compared=False
+    )
 
-    method: Method = field(init=False, repr=False)
-    adversary: Attack | None = field(init=False, repr=False)
+    method: Method = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.task, Task):
-            raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
-        require(isinstance(self.local, LocalSGD), f"local must be a fedhist.LocalSGD, got {self.local!r}.")
+        from fedhist.simulation.methods import as_method  # noqa: PLC0415
+        from fedhist.store.recording import check_dtype  # noqa: PLC0415
+        from fedhist.strategies.screening import Screen  # noqa: PLC0415
+
         whole("k", self.k, 1)
-        whole("rounds", self.rounds, 1)
-        whole("seed", self.seed)
-        whole("eval_every", self.eval_every, 1)
         rate("server_lr", self.server_lr)
         Screen(self.bad_updates, self.max_norm_ratio)
-        require(
-            self.faults is None or isinstance(self.faults, Faults),
-            f"faults must be a fedhist.Faults, got {type(self.faults).__name__}.",
-        )
-        if self.schedule is not None:
-            require(
-                isinstance(self.schedule, (History, Schedule)),
-                f"schedule must be a fedhist.History, got {type(self.schedule).__name__}.",
-            )
-            require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
-            require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
-            recorded_schedule(self.schedule, self.task.num_clients, self.k, self.rounds)
         check_dtype(self.record_dtype)
-        object.__setattr__(self, "method", as_method(self.strategy, self.objective))
-        object.__setattr__(self, "adversary", as_attack(self.attack))
-        if self.adversary is not None:
-            self.adversary.attackers(self.task.num_clients, self.seed)
+        self._set(method=as_method(self.strategy), record=None if self.record is None else Path(self.record))
 
-    @property
-    def recorded(self) -> About:
-        """What a recording of this trial is of."""
-        layout = self.task.layout
-        model_dtype = str(layout.dtype).removeprefix("torch.")
-        return About(
-            rounds=self.rounds,
-            k=self.k,
-            num_params=layout.size,
-            num_clients=self.task.num_clients,
-            dtype=self.record_dtype or model_dtype,
-            model_dtype=model_dtype,
-            server_lr=float(self.server_lr),
-            method=self.method.name,
-            seed=int(self.seed),
+    def _set(self, **values: Any) -> None:
+        """Set fields of this frozen object while it is being made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trial(ServerOptions):
+    """One run to be simulated: a method, on a task, with a seed.
+
+    Where an object is expected, a text such as "pareto:alpha=1" does as well, as on the command line.
+    Options not listed here are those of :class:`ServerOptions`: `strategy`, `k`, `server_lr`, `bad_updates`,
+    `max_norm_ratio`, `record` and `record_dtype`.
+
+    Parameters
+    ----------
+    task
+        Model, data and clients.
+    rounds
+        Rounds to run.
+    local
+        The clients' work; by default ``LocalSGD()`` with the task's own learning rate, if it has one.
+    speeds
+        How long clients take; ``LogNormal()`` by default.
+    seed
+        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
+    objective
+        What clients minimise, if not what the method says.
+    concurrency
+        Clients at work at a time; all by default.
+    eval_every
+        Rounds between evaluations; by default a twentieth of the rounds, at most 100. The last round is always
+        evaluated.
+    schedule
+        Recorded arrivals instead of `speeds`: the history of a deployment or of another run, or the path of a file
+        for :func:`fedhist.read_schedule`.
+    schedule_clients
+        What names a client in that file: "ids", "labels" or "auto".
+    faults
+        How uploads break on their way.
+    attack
+        What some of the clients do, such as ``SignFlip(share=0.2)``; by default nobody attacks.
+    target
+        The accuracy that tables and reports count the rounds to.
+    """
+
+    task: Task = dataclasses.field(kw_only=False)
+    rounds: int = option(300, "Rounds to run.", "Method")
+    concurrency: int | None = option(None, "Clients at work at a time; all by default.", "Method")
+    local: LocalSGD = part(LocalSGD)
+    objective: Objective | None = None
+    speeds: Speeds = option(
+        "lognormal",
+        "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit or random "
+        "(K of N at random), with options as in lognormal:sigma=1.",
+        "Speeds",
+    )
+    schedule: History | Schedule | None = option(
+        None, "A CSV or JSONL file with client, start and end of each training, instead of speeds.", "Speeds"
+    )
+    schedule_clients: str = option(
+        "auto", "What names a client there: ids, labels, or auto (whole numbers are ids).", "Speeds"
+    )
+    faults: Faults | None = option(None, "How uploads break on their way: nan=0.01,huge=0.02,dropped=0.1.", "Faults")
+    attack: Attack | None = option(
+        None,
+        "What some clients do: sign-flip, scaled-noise, same-value, little-is-enough or label-flip, with options as "
+        "in sign-flip:share=0.2.",
+        "Attack",
+    )
+    seed: int = option(0, "Seed of split, schedule, batches and initial model.", "Run", compared=False)
+    eval_every: int | None = option(
+        None,
+        "Rounds between evaluations.",
+        "Run",
+        default_text="a twentieth of the rounds, at most 100",
+        compared=False,
+    )
+    target: float = option(0.5, "Accuracy that tables count the rounds to.", "Run", compared=False)
+
+    def __post_init__(self) -> None:
+        from fedhist.data.task import Task  # noqa: PLC0415
+        from fedhist.simulation.methods import as_method  # noqa: PLC0415
+        from fedhist.world.attacks import as_attack  # noqa: PLC0415
+        from fedhist.world.faults import as_faults  # noqa: PLC0415
+        from fedhist.world.speeds import as_speeds  # noqa: PLC0415
+
+        super().__post_init__()
+        if not isinstance(self.task, Task):
+            raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
+        whole("rounds", self.rounds, 1)
+        whole("seed", self.seed)
+        number("target", self.target, 0, 1)
+        local = self.local
+        if local is None:
+            local = LocalSGD() if self.task.lr is None else LocalSGD(lr=self.task.lr)
+        require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
+        every = min(100, max(1, self.rounds // 20)) if self.eval_every is None else self.eval_every
+        self._set(
+            method=as_method(self.strategy, self.objective),
+            local=local,
+            speeds=as_speeds(self.speeds),
+            faults=as_faults(self.faults),
+            attack=as_attack(self.attack),
+            eval_every=whole("eval_every", every, 1),
         )
+        if self.attack is not None:
+            self.attack.attackers(self.task.num_clients, self.seed)
+        if self.schedule is not None:
+            self._set(schedule=self._recorded())
+
+    def _recorded(self) -> Schedule:
+        """Return the recorded arrivals that drive this run."""
+        from fedhist.store.history import History  # noqa: PLC0415
+        from fedhist.world.arrival_log import read_schedule  # noqa: PLC0415
+        from fedhist.world.clock import Schedule, recorded_schedule  # noqa: PLC0415
+
+        given: Any = self.schedule
+        require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
+        require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
+        if isinstance(given, (str, Path)):
+            given = read_schedule(given, self.k, clients=self.schedule_clients)
+        require(
+            isinstance(given, (History, Schedule)),
+            f"schedule must be a fedhist.History or a file, got {type(given).__name__}.",
+        )
+        return recorded_schedule(given, self.task.num_clients, self.k, self.rounds)
+
+    def described(self) -> dict[str, Any]:
+        """Return everything this run is told, as plain values: two runs that differ do so here."""
+        from fedhist.store.arrays import checksum  # noqa: PLC0415
+
+        task, layout = self.task, self.task.layout
+        told = values_of(self)
+        if self.schedule is not None:
+            arrivals = self.schedule
+            told["schedule"] = checksum(arrivals.clients, arrivals.staleness, arrivals.arrived)
+            del told["speeds"]
+        return {
+            **{name: plain(value) for name, value in task.about.items()},
+            "clients": task.num_clients,
+            **told,
+            "objective": plain(self.method.objective),
+            "parameters": layout.size,
+            "bytes_per_upload": layout.size * layout.dtype.itemsize,
+            "data": task.checksum,
+        }
 
     def __str__(self) -> str:
-        attack = "" if self.adversary is None else f", {self.adversary}"
+        attack = "" if self.attack is None else f", {self.attack}"
         return f"{self.method.name}, seed {self.seed}{attack}"
+
+
+NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not each.compared) | {"data", "objective"}
+"""Settings in which runs may differ and still be compared: those without effect on the result, seed, and method."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+import inspect
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedhist.errors import require, whole
+from fedhist.options import RENAMED, unknown_option
 from fedhist.strategies.arrivals import Arrivals
+
+Device = torch.device | str | None
 
 
 def normalised(weights: Tensor) -> Tensor:
@@ -27,6 +31,11 @@ def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
     return torch.where(scale > 0, dots.double() / torch.where(scale > 0, scale, 1.0), 0.0)
 
 
+def clip_factor(norms: Tensor, bound: Tensor | float) -> Tensor:
+    """Return what to multiply vectors of these norms with so that none is longer than `bound`."""
+    return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
+
+
 class Strategy(nn.Module):
     """How K uploads become one global update `u`; the server then steps `w ← w - η·u`.
 
@@ -39,7 +48,7 @@ class Strategy(nn.Module):
     branch_free: ClassVar[bool] = False
     """Set to True in a class that never looks at a tensor's values and keeps all its state in buffers.
 
-    Its rounds can then be captured in a CUDA graph. Not inherited: a subclass says so for itself.
+    Its rounds can then be captured in a CUDA graph. Not inherited: every subclass declares it for itself.
     """
 
     num_clients: int = 0
@@ -47,18 +56,21 @@ class Strategy(nn.Module):
     num_params: int = 0
 
     last_weights: Tensor | None = None
-    """Normalised weight of each upload of the last round, for the record."""
+    """Normalised weight of each upload of the last round, for the history."""
 
     run_seed: int | None = None
     """The seed of the simulation this is part of; None in a deployment."""
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
+    lengths: Tensor
+    """For strategies that call :meth:`restore_length`: sums over all rounds of the update's length before and after."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Name the new name of an option that was renamed."""
+        for old in options.keys() & RENAMED.keys() - inspect.signature(cls).parameters.keys():
+            raise unknown_option(cls.__name__, old, inspect.signature(cls).parameters)
+        return super().__new__(cls)
+
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Forget everything and allocate memory for `num_clients` clients, `k` uploads a round.
 
         Returns the strategy itself. Subclasses that override this call ``super().setup(...)`` first.
@@ -70,7 +82,7 @@ class Strategy(nn.Module):
         return self
 
     def seeded(self, seed: int) -> Self:
-        """Take part in a simulation: random numbers, also of strategies inside, are to follow from its seed."""
+        """Take part in a simulation: random numbers, also of strategies inside, follow from its seed."""
         for module in self.modules():
             if isinstance(module, Strategy):
                 module.run_seed = seed
@@ -88,7 +100,7 @@ class Strategy(nn.Module):
         return bool(vars(type(self)).get("branch_free", False))
 
     def __call__(self, arrivals: Arrivals) -> Tensor:
-        """Return the global update of one round, after a look at whether the round fits."""
+        """Return the global update of one round, after a check that the round fits."""
         name, (k, num_params) = type(self).__name__, arrivals.deltas.shape
         require(
             self.k > 0,
@@ -98,7 +110,7 @@ class Strategy(nn.Module):
             k <= self.k and num_params == self.num_params,
             f"{name} was set up for {self.k} uploads of {self.num_params} parameters, got {k} of {num_params}.",
         )
-        if arrivals.validated:  # by somebody who can bear that a GPU is waited for
+        if arrivals.validated:  # not inside a captured graph
             highest = int(arrivals.clients.max())
             require(
                 highest < self.num_clients, f"{name} was set up for {self.num_clients} clients, got client {highest}."
@@ -107,9 +119,9 @@ class Strategy(nn.Module):
         return update
 
     def trace(self) -> dict[str, Tensor]:
-        """Return what should be kept of the strategy's memory at each evaluation: vectors, always of the same names.
+        """Return what the history should keep of the strategy's memory at each evaluation: vectors, always the same.
 
-        A vector with an entry for each client is kept for a sample of the clients where they are many.
+        Of a vector with an entry for each client, a sample of the clients is kept where they are many.
         """
         return {}
 
@@ -122,7 +134,7 @@ class Strategy(nn.Module):
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
     def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
-        """Normalise `weights`, remember them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4).
+        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4).
 
         A :meth:`forward` of your own that calls this, or :meth:`average`, can be defended against attackers.
         """
@@ -140,19 +152,16 @@ class Strategy(nn.Module):
 
     @property
     def averages_plainly(self) -> bool:
-        """Whether :meth:`average` is the mean, so that a faster way to the same result may be taken."""
+        """Whether :meth:`average` is the weighted mean, and not a defence in its place."""
         return getattr(self.average, "__func__", None) is Strategy.average
 
-    def mean_length(self, lengths: Tensor) -> Tensor:
-        """Return the mean length of the uploads: a defence of the average without it would guard directions alone."""
+    def restore_length(self, update: Tensor, norms: Tensor) -> Tensor:
+        """Give an update the mean length of the uploads (Eq. 15); a zero update stays zero."""
         if self.averages_plainly:
-            return lengths.mean()
-        return self.average(torch.full_like(lengths, 1 / len(lengths)), lengths[:, None])[0]
-
-
-def widen(strategy: Strategy) -> None:
-    """Turn a strategy's float32 memory into float64; what it chose to keep in less stays as it is."""
-    for module in strategy.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype == torch.float32:
-                setattr(module, name, buffer.double())
+            length = norms.mean()
+        else:  # a defence of the average without its length would guard directions alone
+            length = self.average(torch.full_like(norms, 1 / len(norms)), norms[:, None])[0]
+        norm = update.norm()
+        scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
+        self.lengths += torch.stack([norm, norm * scale])
+        return update * scale

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhist.errors import flag
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy
+from fedhist.strategies.base import Device, Strategy
 
 
 class FedAvg(Strategy):
@@ -26,27 +26,19 @@ class FedAvg(Strategy):
 
     branch_free: ClassVar[bool] = True
 
-    lengths: Tensor
-
     def __init__(self, by_examples: bool = True, ina: bool = False) -> None:
         super().__init__()
         self.by_examples, self.ina = flag("by_examples", by_examples), flag("ina", ina)
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
-        """Make room for the sum of the updates' lengths before INA and after."""
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
+        """Allocate the sums of the updates' lengths before and after INA."""
         super().setup(num_clients, k, num_params, device)
         if self.ina:
             self.register_buffer("lengths", torch.zeros(2, dtype=torch.float64, device=device))
         return self
 
     def trace(self) -> dict[str, Tensor]:
-        """Return the sums, over all rounds, of the update's length before INA and after."""
+        """Return the sums over all rounds of the update's length before and after INA."""
         return {"lengths": self.lengths} if self.ina else {}
 
     def weights(self, arrivals: Arrivals) -> Tensor:
@@ -56,9 +48,4 @@ class FedAvg(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return `Σ p_i g_i`, at the uploads' mean length if asked for."""
         mean = super().forward(arrivals)
-        if not self.ina:
-            return mean
-        length, norm = self.mean_length(arrivals.deltas.norm(dim=1)), mean.norm()
-        scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
-        self.lengths += torch.stack([norm, norm * scale])
-        return mean * scale
+        return self.restore_length(mean, arrivals.deltas.norm(dim=1)) if self.ina else mean

@@ -19,11 +19,10 @@ from torch import Tensor
 from fedhist.errors import choice, number, positive, require, whole
 from fedhist.noise import gaussian, keyed, secret_gaussian
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy
+from fedhist.strategies.base import Device, Strategy, clip_factor
 from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.twafl import TWAFL
-from fedhist.strategies.wkafl import clip_factor
 
 SUM = 0
 """The key of noise on a sum; that of a client's own noise is its number plus one."""
@@ -121,13 +120,7 @@ class Private(Strategy):
             "Private needs an accountant for its epsilon; install it with: pip install 'fedhist[privacy]'.",
         )
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Allocate the round counter and what each client has spent; set up the strategy inside."""
         super().setup(num_clients, k, num_params, device)
         self.inner.setup(num_clients, k, num_params, device)

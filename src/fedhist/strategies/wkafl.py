@@ -9,13 +9,8 @@ from torch import Tensor
 
 from fedhist.errors import number, positive, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy, cosine, normalised
+from fedhist.strategies.base import Device, Strategy, clip_factor, cosine, normalised
 from fedhist.strategies.twafl import temporal_weight
-
-
-def clip_factor(norms: Tensor, bound: Tensor | float) -> Tensor:
-    """Return what to multiply vectors of these norms with so that none is longer than `bound`."""
-    return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
 
 
 class WKAFL(Strategy):
@@ -63,13 +58,7 @@ class WKAFL(Strategy):
         self.stage_two, self.sharpness = whole("stage_two", stage_two), number("sharpness", sharpness)
         self.slowdown = number("slowdown", slowdown, 0)
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Allocate the previous update and the round counter."""
         super().setup(num_clients, k, num_params, device)
         self.register_buffer("previous", torch.zeros(num_params, device=device))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import InvalidInput, choice, reason, require, shown, whole
+from fedhist.errors import InvalidInput, brief, choice, reason, require, whole
 from fedhist.store.files import parse_json, read_lines
 from fedhist.world.clock import Schedule
 
@@ -88,7 +88,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     table = csv.reader(lines, strict=True)
     names = [name.strip().removeprefix("\ufeff") for name in next(table, [])]
     for name in COLUMNS:
-        require(names.count(name) == 1, f"its first line must name {name} once, got {shown(names)}")
+        require(names.count(name) == 1, f"its first line must name {name} once, got {brief(names)}")
     for values in table:
         if values:
             require(
@@ -99,9 +99,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _label(line: int, value: object) -> str:
     fits = isinstance(value, (str, int)) and not isinstance(value, bool)
-    require(fits, f"line {line} names no client: {shown(value)}")
-    text = value.strip() if isinstance(value, str) else shown(value)
-    require(0 < len(text) <= LONGEST_LABEL, f"line {line} names no client: {shown(value)}")
+    require(fits, f"line {line} names no client: {brief(value)}")
+    text = value.strip() if isinstance(value, str) else brief(value)
+    require(0 < len(text) <= LONGEST_LABEL, f"line {line} names no client: {brief(value)}")
     return text
 
 
@@ -111,7 +111,7 @@ def _time(line: int, name: str, value: object) -> float:
         time = float(value) if fits else math.nan  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         time = math.nan
-    require(abs(time) <= LARGEST_TIME, f"{name} in line {line} is no time in seconds: {shown(value)}")
+    require(abs(time) <= LARGEST_TIME, f"{name} in line {line} is no time in seconds: {brief(value)}")
     return time
 
 
@@ -121,7 +121,7 @@ def _ids(labels: list[str], clients: str) -> _Ints:
     if clients == "labels" or (clients == "auto" and not numeric):
         return np.arange(len(labels))
     odd = next((label for label in labels if not (label.isdecimal() and label.isascii() and len(label) <= 10)), None)
-    require(odd is None, f"client {shown(odd)} is no id; ids are 0, 1, 2 and so on")
+    require(odd is None, f"client {brief(odd)} is no id; ids are 0, 1, 2 and so on")
     ids = np.array([int(label) for label in labels])
     require(int(ids.max()) < LARGEST_ID, f"client {ids.max()} is no id; give clients='labels' if these are names")
     require(len(np.unique(ids)) == len(ids), "an id is written in two ways, such as 7 and 07")
@@ -133,13 +133,13 @@ def _check(labels: list[str], who: _Ints, start: _Floats, end: _Floats) -> None:
     wrong = np.flatnonzero(end <= start)
     if len(wrong):
         i = wrong[0]
-        raise ValueError(f"client {shown(labels[who[i]])} ends at {end[i]:.15g}, no later than it starts")
+        raise ValueError(f"client {brief(labels[who[i]])} ends at {end[i]:.15g}, no later than it starts")
     order = np.lexsort((start, who))
     same = who[order][1:] == who[order][:-1]
     early = np.flatnonzero(same & (start[order][1:] < end[order][:-1]))
     if len(early):
         i = order[early[0] + 1]
-        raise ValueError(f"client {shown(labels[who[i]])} starts at {start[i]:.15g}, before its work until then ends")
+        raise ValueError(f"client {brief(labels[who[i]])} starts at {start[i]:.15g}, before its work until then ends")
 
 
 def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Floats, k: int) -> Schedule:
@@ -153,7 +153,7 @@ def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Flo
     twice = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
     if len(twice):
         row, place = twice[0]
-        name = shown(labels[ordered[row, place]])
+        name = brief(labels[ordered[row, place]])
         raise ValueError(
             f"client {name} arrives twice in round {row + 1}, since it did not wait for the new model; use a smaller k"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, number, positive, require
-from fedhist.noise import gaussian
-from fedhist.simulation.methods import build, parse_spec
+from fedhist.noise import gaussian, keyed
+from fedhist.options import build, parse_spec
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.streams import Stream
 
 
@@ -190,14 +191,30 @@ def as_attack(given: Attack | str | None) -> Attack | None:
     raise InvalidInput(f"attack must be a name or a fedhist.Attack, got {type(given).__name__}.")
 
 
-def poisoned(task: Task, attack: Attack, seed: int) -> Task:
-    """Return the task with the labels that attackers train with; the same task where they keep theirs."""
-    labels = attack.labels(task.y, task.num_classes)
-    if labels is task.y:
-        return task
-    owned = np.zeros((2, len(task.y)), bool)  # by the honest, by attackers
-    attacking = np.isin(np.arange(task.num_clients), attack.attackers(task.num_clients, seed))
-    owned[np.repeat(attacking, task.sizes).astype(np.int64), task.examples] = True
-    shared = np.flatnonzero(owned.all(axis=0))
-    require(len(shared) == 0, f"attackers and honest clients share example {shared[:1]}; labels cannot be flipped.")
-    return task.relabelled(torch.where(torch.from_numpy(owned[1]), labels, task.y))
+class Adversary:
+    """The attack of one run: who attacks, what they train on, and what arrives from them."""
+
+    def __init__(self, attack: Attack, num_clients: int, seed: int, device: torch.device) -> None:
+        self.attack, self._seed = attack, seed
+        self.clients = attack.attackers(num_clients, seed)
+        """The attackers' ids."""
+        self._attacks = torch.from_numpy(np.isin(np.arange(num_clients), self.clients)).to(device)
+
+    def poisoned(self, task: Task) -> Task:
+        """Return the task with the labels that attackers train with; the same task where they keep theirs."""
+        labels = self.attack.labels(task.y, task.num_classes)
+        if labels is task.y:
+            return task
+        owned = np.zeros((2, len(task.y)), bool)  # by honest clients, by attackers
+        attacking = np.isin(np.arange(task.num_clients), self.clients)
+        owned[np.repeat(attacking, task.sizes).astype(np.int64), task.examples] = True
+        shared = np.flatnonzero(owned.all(axis=0))
+        require(len(shared) == 0, f"attackers and honest clients share example {shared[:1]}; labels cannot be flipped.")
+        return task.relabelled(torch.where(torch.from_numpy(owned[1]), labels, task.y))
+
+    def sent(self, arrivals: Arrivals, done: Tensor) -> Arrivals:
+        """Return what arrives instead of honest uploads, after `done` rounds."""
+        versions = done - arrivals.staleness + 2
+        keys = keyed(self._seed, arrivals.clients, versions)  # a function of the upload, so nothing must be kept
+        attacking = self._attacks.index_select(0, arrivals.clients)[:, None]
+        return replace(arrivals, deltas=self.attack.uploads(arrivals.deltas, attacking, keys), validate=False)

@@ -8,29 +8,21 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from fedhist.errors import number, require, whole
-from fedhist.strategies.screening import Refused
+from fedhist.errors import InvalidInput, number, require, whole
+from fedhist.options import build, parse_options
+from fedhist.strategies.screening import Upload
 from fedhist.streams import Stream
 
 HUGE = 1e6
-"""How much longer a huge upload is than it should be."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """What a server is handed: an upload and what it says about itself."""
-
-    delta: Tensor
-    client: int
-    version: int
+"""How many times too long a huge upload is."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How likely it is that an upload arrives broken, and in what way; the rest is as it should be.
+    """How likely it is that an upload breaks on its way, and how; the rest arrives as it should.
 
-    Which uploads these are depends on `seed`, the run's seed, the client and how often it has started, not on
-    what was learned.
+    Which uploads break depends on `seed`, the run's seed, the client and how often it has started, not on
+    what is learned.
     """
 
     nan: float = 0.0
@@ -40,16 +32,16 @@ class Faults:
     wrong_length: float = 0.0
     """The last value is missing."""
     wrong_dtype: float = 0.0
-    """The values are whole numbers."""
+    """The values are integers."""
     huge: float = 0.0
-    """It is a million times as long as it should be."""
+    """It is a million times too long."""
     replayed: float = 0.0
     """It names a version that the client was sent earlier."""
     future: float = 0.0
-    """It names a version that there is not yet."""
+    """It names a version that does not exist yet."""
     unknown_client: float = 0.0
-    """It names a client that there is not."""
-    lost: float = 0.0
+    """It names a client that does not exist."""
+    dropped: float = 0.0
     """It does not arrive at all."""
     seed: int = 0
 
@@ -63,7 +55,7 @@ class Faults:
         return [field.name for field in fields(Faults) if field.name != "seed"]
 
     def kind(self, seed: int, client: int, start: int) -> str | None:
-        """Return what befalls an upload: of a run's seed, a client, and the number of this start."""
+        """Return what happens to an upload, given the run's seed, the client and the number of this start."""
         drawn = float(Stream(self.seed, f"faults of {seed}").at(client, start).random())
         for name in self._kinds():
             drawn -= getattr(self, name)
@@ -72,10 +64,20 @@ class Faults:
         return None
 
 
-def broken(kind: str, upload: Received, num_clients: int, round_: int) -> Received:
+def as_faults(given: object) -> Faults | None:
+    """Return the faults that a text such as ``nan=0.01,dropped=0.1`` means; an object is what it is."""
+    if isinstance(given, str):
+        faults: Faults = build("faults", Faults, parse_options("faults", given, given))
+        return faults
+    if given is None or isinstance(given, Faults):
+        return given
+    raise InvalidInput(f"faults must be a fedhist.Faults, got {type(given).__name__}.")
+
+
+def broken(kind: str, upload: Upload, num_clients: int, round_: int) -> Upload:
     """Return an upload as a fault has left it."""
     delta = upload.delta
-    changes: Mapping[str, Callable[[], Received]] = {
+    changes: Mapping[str, Callable[[], Upload]] = {
         "nan": lambda: replace(upload, delta=_with_first(delta, torch.nan)),
         "infinite": lambda: replace(upload, delta=_with_first(delta, torch.inf)),
         "wrong_length": lambda: replace(upload, delta=delta[:-1]),
@@ -92,21 +94,3 @@ def _with_first(delta: Tensor, value: float) -> Tensor:
     delta = delta.clone()
     delta[0] = value
     return delta
-
-
-def check_form(upload: Received, sent: Received, num_clients: int, round_: int) -> None:
-    """Refuse an upload that is not what the client was asked for; `sent` is what it should look like."""
-    if not 0 <= upload.client < num_clients:
-        raise Refused(f"it names client {upload.client}, and there are {num_clients}")
-    if upload.client != sent.client:
-        raise Refused(f"it names client {upload.client}, but comes from client {sent.client}")
-    if upload.version > round_:
-        raise Refused(f"it names version {upload.version} in round {round_}, when that is not there yet")
-    if upload.version != sent.version:
-        raise Refused(f"it names version {upload.version}, but the client was last sent version {sent.version}")
-    if upload.delta.shape != sent.delta.shape:
-        raise Refused(f"it has {upload.delta.numel()} values instead of {sent.delta.numel()}")
-    if upload.delta.dtype != sent.delta.dtype:
-        raise Refused(f"its values are {upload.delta.dtype}, not {sent.delta.dtype}".replace("torch.", ""))
-    if not bool(torch.isfinite(upload.delta).all()):
-        raise Refused("it holds NaN or infinity")

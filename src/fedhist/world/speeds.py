@@ -1,15 +1,16 @@
-"""How long clients take."""
+"""How long clients take for one local training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import number, positive, require
+from fedhist.options import build, parse_spec
 from fedhist.streams import Stream
 
 Floats = NDArray[np.float64]
@@ -18,7 +19,7 @@ NO_JITTER = 1e-6
 """Below this, jitter is no more than rounding."""
 
 
-class Devices(Protocol):
+class Speeds(Protocol):
     """Draws the clients' mean times once, and the time of each piece of work around them."""
 
     @property
@@ -56,7 +57,7 @@ class Constant:
 
 
 def random_arrivals() -> Constant:
-    """Return devices under which each round's uploads are K of N clients chosen uniformly at random.
+    """Return speeds under which each round's uploads are K of N clients chosen uniformly at random.
 
     That is how the literature usually simulates staleness. Exponential times forget how long a client
     has worked already, so with equal means every busy client is equally likely to be next.
@@ -155,7 +156,7 @@ class Explicit:
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """Some clients work at a fraction of the speed the other devices give them.
+    """Some clients work at a fraction of the speed the other model gives them.
 
     With `speed` 0.5 they update half as often as normal clients, the paper's fairness test.
 
@@ -171,14 +172,14 @@ class SlowGroup:
 
     clients: Sequence[int]
     speed: float = 0.5
-    others: Devices = field(default_factory=LogNormal)
+    others: Speeds = field(default_factory=LogNormal)
 
     def __post_init__(self) -> None:
         positive("speed", self.speed)
 
     @property
     def jitter(self) -> float:
-        """The jitter of the underlying devices."""
+        """The jitter of the underlying model."""
         return self.others.jitter
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
@@ -191,7 +192,7 @@ class SlowGroup:
         return np.where(slow, times / self.speed, times)
 
 
-DEVICES: Mapping[str, Callable[..., Devices]] = {
+SPEEDS: Mapping[str, Callable[..., Speeds]] = {
     "constant": Constant,
     "uniform": Uniform,
     "lognormal": LogNormal,
@@ -200,4 +201,17 @@ DEVICES: Mapping[str, Callable[..., Devices]] = {
     "explicit": Explicit,
     "random": random_arrivals,
 }
-"""Devices that a command line or a configuration file can name."""
+"""Models of speed that a command line or a configuration file can name."""
+
+
+def as_speeds(given: object) -> Speeds:
+    """Return the model that a text such as ``lognormal:sigma=1`` means; an object is what it is."""
+    if isinstance(given, str):
+        name, options = parse_spec("speeds", given, SPEEDS)
+        made: Speeds = build(name, SPEEDS[name], options)
+        return made
+    require(
+        callable(getattr(given, "mean_times", None)) and not isinstance(given, type),
+        f"speeds must be a name or an object such as fedhist.LogNormal(), got {given!r}.",
+    )
+    return cast(Speeds, given)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedhist.store.history import History, Record
+    from fedhist.store.history import Evaluation, History
 
-Told = MutableMapping[tuple[str, int], int]
-"""How many evaluations of each method and seed have been told already."""
+Seen = MutableMapping[tuple[str, int], int]
+"""How many evaluations of each method and seed have been returned already."""
 
 
 def count(history: History, event: str, until: int | None = None) -> int:
@@ -17,32 +17,26 @@ def count(history: History, event: str, until: int | None = None) -> int:
     return sum(each["event"] == event and (until is None or each["round"] <= until) for each in history.events)
 
 
-def figures(history: History, record: Record) -> dict[str, float]:
-    """Return what there is to tell of an evaluation; what is not known is left out."""
+def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
+    """Return an evaluation as named numbers; what is not known is left out."""
     known = {
-        "accuracy": record.accuracy,
-        "loss": record.loss,
-        "virtual_time": record.time,
-        "staleness/mean": record.mean_staleness,
-        "staleness/max": record.max_staleness,
-        "uploads/rejected": count(history, "rejected", record.round),
-        "uploads/lost": count(history, "lost", record.round),
-        "epsilon": record.epsilon,
-        **{f"class_accuracy/{label:03d}": value for label, value in enumerate(record.per_class)},
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "virtual_time": evaluation.time,
+        "staleness/mean": evaluation.mean_staleness,
+        "staleness/max": evaluation.max_staleness,
+        "uploads/rejected": count(history, "rejected", evaluation.round),
+        "uploads/dropped": count(history, "dropped", evaluation.round),
+        "epsilon": evaluation.epsilon,
+        **{f"class_accuracy/{label:03d}": value for label, value in enumerate(evaluation.per_class)},
     }
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
-def fresh(histories: Sequence[History], told: Told) -> Iterator[tuple[History, list[Record]]]:
-    """Return the runs that have evaluations nobody was told of, with these, and take note of them.
-
-    A run that has begun again, since an upload had to be sent back, has fewer than were told: all of its
-    evaluations are new then.
-    """
+def fresh(histories: Sequence[History], seen: Seen) -> Iterator[tuple[History, list[Evaluation]]]:
+    """Return the runs with evaluations that were not returned before, with these, and take note of them."""
     for history in histories:
         run = history.method, history.seed
-        if told.get(run, 0) > len(history.records):
-            told[run] = 0
-        if news := history.records[told.get(run, 0) :]:
-            yield history, news
-            told[run] = len(history.records)
+        if new := history.evaluations[seen.get(run, 0) :]:
+            yield history, new
+            seen[run] = len(history.evaluations)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedhist.errors import FedHistError, InvalidInput
-from fedhist.report.live.figures import Told, figures, fresh
+from fedhist.report.live.figures import Seen, figures, fresh
 
 if TYPE_CHECKING:
     from fedhist.store.history import History
@@ -35,7 +35,7 @@ class TensorBoard:
             ) from None
         self.folder = Path(folder)
         self._make, self._writers = SummaryWriter, dict[str, Any]()
-        self._told: Told = {}
+        self._seen: Seen = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -44,11 +44,11 @@ class TensorBoard:
     def __call__(self, round_: int, histories: Sequence[History]) -> None:
         """Write the evaluations that have not been written."""
         try:
-            for history, records in fresh(histories, self._told):
-                writer = self._writer(history, anew=records[0] is history.records[0])
-                for record in records:
-                    for name, value in figures(history, record).items():
-                        writer.add_scalar(name, value, record.round)
+            for history, evaluations in fresh(histories, self._seen):
+                writer = self._writer(history, anew=evaluations[0] is history.evaluations[0])
+                for evaluation in evaluations:
+                    for name, value in figures(history, evaluation).items():
+                        writer.add_scalar(name, value, evaluation.round)
                 writer.flush()
         except OSError as error:
             raise FedHistError(f"{self.folder} cannot be written: {error.strerror or error}.") from error

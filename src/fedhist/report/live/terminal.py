@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedhist.report.live.figures import Told, count, fresh
+from fedhist.report.live.figures import Seen, count, fresh
 
 if TYPE_CHECKING:
     from fedhist.store.history import History
@@ -76,7 +76,7 @@ class Terminal:
         self._done: dict[tuple[str, int], int] = {}
         self._round, self._k, self._work = 0, 0, 0
         self._pace = Pace()
-        self._told: Told = {}
+        self._seen: Seen = {}
         self._downloads = Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn())
         self._tasks: dict[str, TaskID] = {}
         self._live: Live | None = None
@@ -110,7 +110,7 @@ class Terminal:
             self._work += self._k * (round_ - before if round_ > before else 1)
             self._done[run] = round_
         self._pace.mark(time.monotonic(), self._work)
-        if self._live is None and not self.quiet and list(fresh(histories, self._told)):
+        if self._live is None and not self.quiet and list(fresh(histories, self._seen)):
             self.console.print(self._line(), highlight=False, soft_wrap=True)
 
     def _facts(self) -> dict[str, dict[str, str]]:
@@ -174,21 +174,21 @@ class Terminal:
 
 def _facts(histories: Sequence[History]) -> dict[str, str]:
     """Return what is known of one method: accuracy over its seeds, staleness lately, what was turned away."""
-    lost_runs = sum(count(history, "diverged") for history in histories)
-    latest = [history.records[-1] for history in histories if history.records and not count(history, "diverged")]
-    accuracies = [100 * record.accuracy for record in latest]
+    diverged = sum(history.diverged for history in histories)
+    latest = [history.evaluations[-1] for history in histories if history.evaluations and not history.diverged]
+    accuracies = [100 * evaluation.accuracy for evaluation in latest]
     text = f"{statistics.mean(accuracies):.1f}" if accuracies else UNKNOWN
     if len(accuracies) > 1:
         text += f" ± {statistics.stdev(accuracies):.1f}"
-    if lost_runs:
-        text = f"{text} ({lost_runs} of {len(histories)} diverged)" if accuracies else "diverged"
-    spent = [record.epsilon for record in latest if record.epsilon is not None]
-    staleness = statistics.mean(record.mean_staleness for record in latest) if latest else None
-    lost = sum(count(history, "lost") for history in histories)
+    if diverged:
+        text = f"{text} ({diverged} of {len(histories)} diverged)" if accuracies else "diverged"
+    spent = [evaluation.epsilon for evaluation in latest if evaluation.epsilon is not None]
+    staleness = statistics.mean(evaluation.mean_staleness for evaluation in latest) if latest else None
+    dropped = sum(count(history, "dropped") for history in histories)
     return {
         "accuracy %": text,
         "staleness": UNKNOWN if staleness is None else f"{staleness:.1f}",
         "rejected": f"{sum(count(history, 'rejected') for history in histories):,}",
-        **({"lost": f"{lost:,}"} if lost else {}),
+        **({"dropped": f"{dropped:,}"} if dropped else {}),
         **({"ε": f"{max(spent):.3g}"} if spent else {}),
     }

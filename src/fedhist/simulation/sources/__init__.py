@@ -1,1 +1,47 @@
-"""Where arrivals come from."""
+"""Where arrivals come from: clients one by one, all clients at once, or a recording; a network is in fedhist.flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from fedhist.clients.job import Score
+from fedhist.simulation.server import Server
+from fedhist.strategies.arrivals import Arrivals
+
+Close = Callable[[Server, Arrivals], object]
+"""What is done with a round that is delivered; ``Server.close`` wherever it matters."""
+
+
+class Source(Protocol):
+    """Delivers the uploads that close rounds."""
+
+    def next(self) -> Iterator[tuple[Server, Arrivals]]:
+        """Deliver the next round of each server, which closes it before it asks for the next one's."""
+
+    def state(self) -> Sequence[dict[str, Tensor]]:
+        """Return, for each server, what the rounds to come depend on besides the server itself."""
+
+    def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned; the servers have been restored before."""
+
+    def close(self) -> None:
+        """Release threads, memory and connections."""
+
+
+class Simulated(Source, Protocol):
+    """A source whose clients are trained here."""
+
+    def play(self, close: Close) -> None:
+        """Take a round of all servers: deliver, and let them close."""
+
+    def look(self) -> dict[int, int]:
+        """Bring home what happened since the last look; return the servers that met a bad upload, and in which round.
+
+        They cannot go on here, where rounds are closed before uploads are looked at.
+        """
+
+    def evaluate(self) -> list[Score]:
+        """Evaluate the servers' models."""

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fedhist.errors import positive
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy
+from fedhist.strategies.base import Strategy, clip_factor
 from fedhist.strategies.robust.defence import Defence
-from fedhist.strategies.wkafl import clip_factor
 
 
 class NormClip(Defence):

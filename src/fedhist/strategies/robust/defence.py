@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhist.errors import require
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy, normalised
+from fedhist.strategies.base import Device, Strategy, normalised
 
 AT_ONCE = 1 << 22
 """Values that are put in order at a time: it takes seven times their memory."""
@@ -34,13 +34,7 @@ class Defence(Strategy):
         require(isinstance(inner, Strategy), f"inner must be a fedhist.Strategy to defend, got {inner!r}.")
         self.inner = copy.deepcopy(inner)  # the caller may also want to see it undefended
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Forget everything, also in the strategy inside."""
         super().setup(num_clients, k, num_params, device)
         self.inner.setup(num_clients, k, num_params, device)

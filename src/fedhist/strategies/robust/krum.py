@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhist.errors import require, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy
+from fedhist.strategies.base import Device, Strategy
 from fedhist.strategies.robust.defence import Defence
 
 
@@ -44,13 +44,7 @@ class Krum(Defence):
         self.attackers = None if attackers is None else whole("attackers", attackers, 0)
         self.keep = None if keep is None else whole("keep", keep, 1)
 
-    def setup(
-        self,
-        num_clients: int,
-        k: int,
-        num_params: int,
-        device: torch.device | str | None = None,
-    ) -> Self:
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Settle `f` and how many uploads are let through.
 
         The strategy inside is set up for K uploads, though it sees fewer: K and N tell it how stale uploads will be.

@@ -1,0 +1,160 @@
+"""Options: declared once, as fields of a dataclass, and found there by commands, files, checkpoints and reports.
+
+Imports nothing heavy, since ``fedhist --help`` is built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhist.errors import InvalidInput, brief, require, unknown
+
+KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "Path": Path}
+"""Types of options by how their annotation begins; any other option is given as text, such as ``pareto:alpha=1``."""
+LONGEST_TEXT = 300
+"""Characters of an object's description that are kept; a checksum stands for the rest."""
+RENAMED = {
+    "devices": "speeds",
+    "resume": "checkpoint",
+    "history": "h",
+    "history_dtype": "memory_dtype",
+    "lost": "dropped",
+}
+"""Names of 0.1.0's development and what they are called now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option, as commands and files have it."""
+
+    name: str
+    field: str
+    part: str | None
+    """The field of the trial that holds the object this is an option of; None for an option of the trial itself."""
+    kind: type
+    default: Any
+    help: str
+    panel: str
+    default_text: str | None
+    compared: bool
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 (as in typer)
+    panel: str,
+    *,
+    name: str | None = None,
+    default_text: str | None = None,
+    compared: bool = True,
+) -> Any:
+    """Declare a field of a dataclass as an option.
+
+    Parameters
+    ----------
+    help, panel
+        One sentence about it, and the group in which commands list it.
+    name
+        What commands and files call it, if not the field's name.
+    default_text
+        How commands describe the default, where it is not a value.
+    compared
+        Whether runs that differ in it are different experiments.
+    """
+    told = {"help": help, "panel": panel, "default_text": default_text, "compared": compared}
+    return dataclasses.field(default=default, metadata={"option": told, "name": name})
+
+
+def part(kind: type, default: Any = None) -> Any:
+    """Declare a field that holds an object with options of its own, which commands and files list one by one."""
+    return dataclasses.field(default=default, metadata={"part": kind})
+
+
+def options_of(kind: Any) -> dict[str, Option]:
+    """Return all options of a dataclass by their names, those of its parts included."""
+    found: dict[str, Option] = {}
+    for field in dataclasses.fields(kind):
+        if "part" in field.metadata:
+            inner = options_of(field.metadata["part"]).values()
+            found |= {each.name: dataclasses.replace(each, part=field.name) for each in inner}
+        elif "option" in field.metadata:
+            name = field.metadata["name"] or field.name
+            first = str(field.type).partition("|")[0].strip()
+            found[name] = Option(
+                name, field.name, None, KINDS.get(first, str), field.default, **field.metadata["option"]
+            )
+    return found
+
+
+def values_of(thing: Any) -> dict[str, Any]:
+    """Return the values of all options of an object by their names, as files can hold them."""
+    values: dict[str, Any] = {}
+    for name, each in options_of(type(thing)).items():
+        owner = thing if each.part is None else getattr(thing, each.part)
+        values[name] = plain(getattr(owner, each.field, None))
+    return values
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON and TOML have it; an object as its description, which tells it from others."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    kind = type(value)
+    text = f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(value)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}… {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def unknown_option(of: str, name: str, known: Iterable[str]) -> InvalidInput:
+    """Return the error for an option that does not exist; one that was renamed is told."""
+    known = list(known)
+    if RENAMED.get(name) in known:
+        return InvalidInput(f"{of} has no option {name!r} any more; it is called {RENAMED[name]!r}.")
+    return unknown(f"option of {of}", name, known)
+
+
+def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split ``name:key=value,key=value`` into a known name and its options."""
+    name, _, text = spec.partition(":")
+    name = name.strip().lower()
+    if name not in known:
+        raise unknown(kind, name, known)
+    return name, parse_options(kind, spec, text)
+
+
+def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
+    """Return the options in ``key=value,key=value``.
+
+    Values are as in TOML, and words need no quotes: ``none`` is None, ``true`` and ``false`` in any case.
+    """
+    words = {"true": True, "false": False, "none": None, "null": None}
+    quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
+    try:
+        options = tomllib.loads(f"options = {{{quoted}}}")["options"]
+    except (ValueError, RecursionError):
+        raise InvalidInput(
+            f"{kind} {brief(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
+        ) from None
+    return {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
+
+
+def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Call a constructor with options from a file or a command line."""
+    known = inspect.signature(make).parameters
+    for key in options:
+        if key not in known:
+            raise unknown_option(name, key, known)
+    for key, parameter in known.items():
+        missing = parameter.default is parameter.empty and key not in options
+        require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
+    return make(**options)

@@ -1,0 +1,266 @@
+"""What is settled before a run begins: who arrives when, on which device, by which trainer, in how much memory.
+
+The schedule says how many model versions are ever held at once, and a strategy's buffers say what it
+remembers. So a run that cannot fit is refused, and runs that do not fit together take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
+from fedhist.clients.job import identity
+from fedhist.clients.native import why_not_native
+from fedhist.clients.reference import ReferenceTrainer
+from fedhist.clients.threaded import ThreadedTrainer
+from fedhist.errors import InvalidInput, brief, require, unknown
+from fedhist.simulation.run import Arriving, Run, recording_of
+from fedhist.simulation.sources import Simulated
+from fedhist.simulation.sources.batch import Batch
+from fedhist.simulation.sources.group import BLOCK, LARGEST_TABLE
+from fedhist.simulation.sources.queue import Queue
+from fedhist.simulation.trial import Trial
+from fedhist.simulation.versions import holders_of, plan_versions
+from fedhist.store.recording import in_units
+from fedhist.strategies.memory import buffer_bytes
+from fedhist.world.clock import make_schedule
+
+TRAINERS = ("auto", "reference", "threaded", "native", "batched")
+USABLE_MEMORY = 0.9
+"""Share of the free memory that is planned with; what libraries and allocators take is not known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How one trial is carried out."""
+
+    trial: Trial
+    arriving: Arriving
+    trainer: str
+    scheduled: bool
+    """Whether whole rounds are batched, which takes a schedule that holds."""
+
+    @property
+    def kind(self) -> str:
+        """What decides the bits of the result besides the trial."""
+        return "batched-queue" if self.trainer == "batched" and not self.scheduled else self.trainer
+
+    @property
+    def together(self) -> tuple[object, ...]:
+        """What trials must have in common to take their rounds together."""
+        return self.trainer, self.scheduled, self.trial.rounds, self.trial.eval_every
+
+    def one_by_one(self) -> Plan:
+        """Return the plan for a run that has met a bad upload, after which nothing is as scheduled."""
+        return Plan(self.trial, self.arriving, self.trainer, scheduled=False)
+
+
+def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Plan]:
+    """Settle how trials are carried out; what is alike is computed once."""
+    if trainer not in TRAINERS:
+        raise unknown("trainer", trainer, TRAINERS)
+    arriving: dict[tuple[object, ...], Arriving] = {}
+    kinds: dict[tuple[object, ...], str] = {}
+    plans = []
+    for trial in trials:
+        when = trial.task.num_clients, trial.k, trial.rounds, identity(trial.speeds), trial.seed, trial.concurrency
+        if (*when, id(trial.schedule)) not in arriving:
+            arriving[*when, id(trial.schedule)] = _arriving(trial)
+        what = *trial.task.data, id(trial.task.model), identity(trial.method.objective)
+        if what not in kinds:
+            kinds[what] = _trainer(trainer, trial, device)
+        scheduled = kinds[what] == "batched" and trial.faults is None
+        plans.append(Plan(trial, arriving[*when, id(trial.schedule)], kinds[what], scheduled))
+    return plans
+
+
+def _arriving(trial: Trial) -> Arriving:
+    total, free = _schedule_bytes(trial), USABLE_MEMORY * available(torch.device("cpu"))
+    require(
+        total <= free,
+        f"rounds={trial.rounds} of k={trial.k} uploads need {in_units(total)} of memory and {in_units(free)} "
+        "can be used.",
+    )
+    if trial.schedule is not None:
+        return Arriving(trial.schedule, plan_versions(trial.schedule))  # type: ignore[arg-type]
+    clients = trial.task.num_clients
+    schedule = make_schedule(clients, trial.k, trial.rounds, trial.speeds, trial.seed, trial.concurrency)
+    holders = holders_of(trial.rounds, trial.k, trial.concurrency or clients)
+    return Arriving(schedule, plan_versions(schedule, holders))
+
+
+def _trainer(name: str, trial: Trial, device: torch.device) -> str:
+    """Return the trainer of a trial; "auto" is the fastest that can handle it."""
+    task, objective = trial.task, trial.method.objective
+    # Dropout draws from one global generator, so such clients must take turns to be repeatable.
+    if name == "auto" and task.is_random:
+        return "reference"
+    require(
+        name in ("auto", "reference") or not task.is_random,
+        f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
+    )
+    on_cpu = device.type == "cpu"
+    require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
+    if name == "native":
+        reason = why_not_native(task, trial.seed, objective)
+        require(reason is None, f"trainer='native' cannot train {trial.method.name}'s clients, use 'auto': {reason}.")
+    if name == "batched" or (name == "auto" and not on_cpu):
+        reason = why_not_batched(task, objective, device)
+        if reason is not None:
+            require(name == "auto", f"trainer='batched' cannot train these clients, use 'reference': {reason}.")
+            warnings.warn(
+                f"clients are trained one after the other, since they cannot be batched: {reason}.", stacklevel=5
+            )
+            return "reference"
+        return "batched"
+    return "native" if name == "auto" else name
+
+
+def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
+    """Return the source of arrivals for runs that take their rounds together."""
+    if plan.scheduled:
+        return Batch(runs)
+    if plan.trainer == "batched":
+        return Queue(runs, BatchedTrainer(runs[0].device))
+    if plan.trainer == "reference":
+        return Queue(runs, ReferenceTrainer(runs[0].device))
+    trainer = ThreadedTrainer(native=plan.trainer == "native")
+    for run in runs:
+        trainer.prepare(run.task, run.trial.seed, run.trial.method.objective)
+    return Queue(runs, trainer)
+
+
+@contextlib.contextmanager
+def exactly(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Keep libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            torch.cuda.device(devices[0]) if devices[0].type == "cuda" else contextlib.nullcontext(),
+        ):
+            yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def devices_of(device: str | torch.device) -> list[torch.device]:
+    """Return the devices to use: with "auto", all GPUs there are."""
+    if device == "auto":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {brief(device)}.") from None
+    require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
+    if chosen.type == "cpu":
+        return [chosen]
+    require(torch.cuda.is_available(), f"device={str(device)!r} was asked for, but this machine's PyTorch sees no GPU.")
+    require(
+        chosen.index is None or chosen.index < torch.cuda.device_count(),
+        f"device={str(device)!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.",
+    )
+    return [torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)]
+
+
+def memory_needed(plans: Sequence[Plan], device: torch.device) -> list[dict[str, int]]:
+    """Return the bytes that each run takes, by what for; its task's data, which others share, are not counted."""
+    measured: dict[tuple[object, ...], int] = {}
+    needs = []
+    for each in plans:
+        trial, objective, task = each.trial, each.trial.method.objective, each.trial.task
+        batch = min(trial.local.batch_size, int(task.sizes.max()))
+        key = *task.data, id(task.model), identity(objective), batch
+        if each.trainer == "batched" and key not in measured:
+            measured[key] = bytes_per_client(task, objective, batch, device)
+        needs.append(_needed(each, measured.get(key, 0)))
+    return needs
+
+
+def _needed(plan: Plan, per_client: int) -> dict[str, int]:
+    trial, task, layout = plan.trial, plan.trial.task, plan.trial.task.layout
+    objective, schedule = trial.method.objective, plan.arriving.schedule
+    vector = layout.size * layout.dtype.itemsize
+    rounds_of_uploads = 1 if plan.scheduled else 2  # a queue works ahead
+    parts = {
+        "model versions": (plan.arriving.versions.num_slots + 2) * vector,
+        "the strategy's memory": buffer_bytes(
+            trial.method.strategy, task.num_clients, trial.k, layout.size, layout.dtype
+        ),
+        "uploads": (rounds_of_uploads + 1) * trial.k * vector,  # and a strategy's copy of them
+        "the schedule": _schedule_bytes(trial),
+    }
+    if trial.attack is not None:
+        parts["the attack"] = 12 * trial.k * vector  # noise is made in float64, in several steps
+    if objective.uses_previous:
+        holders = task.num_clients if plan.scheduled else len(set(schedule.clients.ravel().tolist()))
+        parts["clients' last models"] = holders * vector
+    if trial.record is not None:
+        about = recording_of(trial)
+        parts["the recording's stage"] = about.nbytes // about.rounds * about.staged_rounds
+    if plan.trainer == "batched":
+        parts["training"] = trial.k * per_client
+        largest = int(task.sizes.max())
+        steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
+        parts["batches"] = 12 * min(BLOCK * trial.k * steps * size, LARGEST_TABLE)
+    return parts
+
+
+def _schedule_bytes(trial: Trial) -> int:
+    """Return the size of the tables of all uploads: who, when, how stale, of what weight."""
+    return 8 * 6 * trial.rounds * trial.k
+
+
+def available(device: torch.device) -> int:
+    """Return the bytes that a device has free; a large number where that cannot be found out."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = 1 << 60
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024 * int(line.split()[1])
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than its machine
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        free = min(free, limit - used + int(cached))  # the memory of files that were read can be reclaimed
+    return free
+
+
+def in_waves(
+    needs: Mapping[int, Mapping[str, int]], budgets: Sequence[int], names: Sequence[str]
+) -> list[dict[int, int]]:
+    """Return which runs go together: for each wave, the device (by its place in `budgets`) of each run.
+
+    A run goes to the device with the most room; if none has enough left, it opens the next wave.
+    """
+    waves: list[dict[int, int]] = []
+    left: list[float] = []
+    for i, parts in needs.items():
+        total = sum(parts.values())
+        if total > USABLE_MEMORY * max(budgets):
+            listed = ", ".join(f"{name} {in_units(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
+            raise InvalidInput(
+                f"{names[i]} needs {in_units(total)} of memory and {in_units(USABLE_MEMORY * max(budgets))} can be "
+                f"used ({listed})."
+            )
+        if not waves or total > max(left):
+            waves.append({})
+            left = [USABLE_MEMORY * budget for budget in budgets]
+        roomiest = left.index(max(left))
+        waves[-1][i] = roomiest
+        left[roomiest] -= total
+    return waves

@@ -1,0 +1,246 @@
+"""A server closes rounds: what holds for every round, simulated, deployed or replayed, is here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedhist.errors import DivergedError, require
+from fedhist.simulation.methods import Method
+from fedhist.simulation.trial import ServerOptions
+from fedhist.store.history import DIVERGED, ROWS, Evaluation, History
+from fedhist.store.recording import Tape
+from fedhist.strategies import FedAvg, Strategy
+from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.memory import outside_buffers, prepared, refuse_hidden_state
+from fedhist.strategies.screening import Screen, Verdict, norm_of
+
+MOST_EVENTS = 100_000
+"""Events of a run that are kept: clients must not fill the disk."""
+MOST_TRACES = 200
+"""Evaluations at which the strategy is asked for traces, at most; of more, as many at even distances."""
+
+
+class Server:
+    """The model, the strategy that changes it, the screen for bad uploads, and the history of it all.
+
+    Parameters
+    ----------
+    options
+        What the server is told.
+    model
+        ``(P,)``: the first version, which the server's own memory becomes.
+    num_clients, rounds
+        How many different clients may take part, and how many rounds there is room for.
+    history
+        An empty history that says what the run is.
+    seed
+        The seed of a simulation, from which a strategy's random numbers follow; None in a deployment.
+    name, hint
+        Whom an error is about, and what to do about it.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        model: Tensor,
+        num_clients: int,
+        rounds: int,
+        history: History,
+        *,
+        seed: int | None = None,
+        tape: Tape | None = None,
+        eval_every: int = 1,
+        name: str | None = None,
+        hint: str = "check the data and the learning rate",
+    ) -> None:
+        self.options, self.method, self.model, self.history, self.tape = options, options.method, model, history, tape
+        self.strategy = prepared(
+            options.method.strategy, num_clients, options.k, len(model), model.dtype, model.device, seed
+        )
+        self.screen = Screen(options.bad_updates, options.max_norm_ratio)
+        self.round = 0
+        """Rounds that are closed."""
+        self.diverged: DivergedError | None = None
+        """Why this run has ended early."""
+        self._name, self._hint = name or options.method.name, hint
+        self._rows = {each: np.zeros((rounds, options.k), kind) for each, kind in ROWS.items()}
+        evaluations = -(-rounds // eval_every)
+        self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
+        self._outside = outside_buffers(self.strategy)
+        self._show_rows()
+        warn_if_weights_vanish(options.method, options.k)
+
+    def open_round(self) -> None:
+        """Take note of the model's length, against which the lengths of uploads are judged."""
+        self.screen.model = norm_of(self.model)
+
+    def judge(self, norms: Sequence[float]) -> Verdict:
+        """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad."""
+        verdict = self.screen.judge(norms)
+        what = None if self.screen.policy == "stop" else verdict.diverged(self.options.k)
+        if what is not None:
+            self.diverge(self.round + 1, f"in round {self.round + 1} {what}")
+        return verdict
+
+    def close(self, arrivals: Arrivals) -> Tensor:
+        """Let the strategy aggregate a round's uploads, take the step, and return the update.
+
+        Looks at no value, so that it can be captured in a CUDA graph.
+        """
+        if self.tape is not None:
+            self.tape.take(arrivals.deltas, arrivals.num_examples)
+        update = self.strategy(arrivals)
+        require(
+            isinstance(update, Tensor) and update.shape == self.model.shape,
+            f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
+            f"got {getattr(update, 'shape', type(update))}.",
+        )
+        if self.tape is not None:
+            self.tape.took(update)
+        self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
+        return update
+
+    def keep(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike, weights: ArrayLike | None) -> None:
+        """Write down who closed the next round or rounds, ``(k,)`` or ``(rounds, k)`` each.
+
+        A round with fewer than K uploads is filled up with client -1.
+        """
+        given = {"clients": clients, "staleness": staleness, "arrived": arrived}
+        rows = {name: np.atleast_2d(np.asarray(values)) for name, values in given.items()}
+        count, k = rows["clients"].shape
+        rows["weights"] = np.full((count, k), np.nan) if weights is None else np.atleast_2d(np.asarray(weights))
+        filling: dict[str, Any] = {"clients": -1, "staleness": 0, "arrived": rows["arrived"][:, -1:], "weights": 0}
+        for name, table in self._rows.items():
+            table[self.round : self.round + count, :k] = rows[name]
+            table[self.round : self.round + count, k:] = filling[name]
+        self.round += count
+        self._show_rows()
+
+    def keep_arrivals(self, arrivals: Arrivals, arrived: ArrayLike) -> None:
+        """Write down the round that was closed just now."""
+        weights = self.strategy.last_weights
+        self.keep(
+            arrivals.clients.cpu().numpy(),
+            arrivals.staleness.cpu().numpy(),
+            arrived,
+            None if weights is None else weights.detach().cpu().numpy(),
+        )
+        self.check_model()
+
+    def _show_rows(self) -> None:
+        for name, table in self._rows.items():
+            setattr(self.history, name, table[: self.round])
+
+    def note(self, round_: int, time: float, event: str, **more: object) -> None:
+        """Keep an event for the history."""
+        if len(self.history.events) < MOST_EVENTS:
+            self.history.events.append({"time": time, "round": round_, "event": event, **more})
+
+    def check_model(self) -> None:
+        """Notice a model that has become NaN or infinite in the last round."""
+        if not bool(torch.isfinite(self.model.sum())):
+            self.diverge(self.round, f"the model became NaN or infinite in round {self.round}")
+
+    def diverge(self, round_: int, what: str, hint: str | None = None) -> None:
+        """End this run; those beside it go on."""
+        if self.diverged is None:
+            self.diverged = DivergedError(f"{self._name}: {what}; {hint or self._hint}.")
+            time = float(self._rows["arrived"][min(round_, self.round) - 1, -1]) if self.round else 0.0
+            self.note(round_, time, DIVERGED, reason=what)
+
+    def evaluated(
+        self,
+        round_: int,
+        accuracy: float,
+        loss: float | None,
+        per_class: list[float | None],
+        epsilon: float | None,
+    ) -> None:
+        """Append an evaluation of the model after a round to the history."""
+        if loss is not None and not math.isfinite(loss):
+            self.diverge(round_, f"the loss after round {round_} is {loss}")
+            loss = None
+        before = self.history.evaluations[-1].round if self.history.evaluations else 0
+        mean_staleness, max_staleness = self.history.staleness_between(before, round_)
+        time = float(self._rows["arrived"][round_ - 1, -1]) if round_ else 0.0
+        self.history.evaluations.append(
+            Evaluation(round_, time, accuracy, loss, per_class, mean_staleness, max_staleness, epsilon)
+        )
+
+    def trace(self, round_: int) -> None:
+        """Keep what the strategy wants to be seen of its memory, if this round is one of those kept."""
+        if round_ % self._trace_every == 0 or round_ == self._rounds:
+            kept = {name: vector.detach().float().cpu().numpy() for name, vector in self.strategy.trace().items()}
+            if kept and all(np.isfinite(values).all() for values in kept.values()):
+                self.history.trace(round_, kept)
+
+    def refuse_hidden_state(self) -> None:
+        """Raise if the strategy has changed what a checkpoint does not hold."""
+        refuse_hidden_state(self.method.name, self.strategy, self._outside)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that the rounds to come depend on, and the history so far: tensors, and plain values."""
+        self.refuse_hidden_state()
+        history = self.history
+        tensors = {"model": self.model}
+        tensors |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
+        tensors |= {f"rows.{name}": torch.from_numpy(table[: self.round]) for name, table in self._rows.items()}
+        tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
+        return tensors, {
+            "round": self.round,
+            "evaluations": [vars(evaluation) for evaluation in history.evaluations],
+            "events": history.events,
+            "diverged": None if self.diverged is None else str(self.diverged),
+            "lengths": list(self.screen.recent),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Put back what :meth:`state` returned."""
+        history = self.history
+        self.model.copy_(tensors["model"])
+        self.strategy.load_state_dict(_below("strategy", tensors))
+        self.round = int(facts["round"])
+        for name, table in self._rows.items():
+            table[: self.round] = tensors[f"rows.{name}"].numpy()
+        self._show_rows()
+        history.traces = {name: tensor.numpy() for name, tensor in _below("traces", tensors).items()}
+        history.evaluations[:] = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
+        history.events[:] = facts["events"]
+        self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
+        self.screen.recent.extend(facts["lengths"])
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix and a dot, without these."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def warn_if_weights_vanish(method: Method, k: int) -> None:
+    """Say so if, with one upload a round, a method steps by that upload however stale it is, as FedAvg does."""
+    if k == 1 and type(method.strategy) is not FedAvg and _steps_by_the_upload(method.strategy):
+        warnings.warn(
+            f"with k=1 {method.name} aggregates as FedAvg does: the weight of a single upload is normalised to one.",
+            stacklevel=2,
+        )
+
+
+def _steps_by_the_upload(strategy: Strategy) -> bool:
+    """Try a strategy on three single uploads that differ in direction, staleness and client."""
+    deltas: NDArray[np.float64] = np.random.default_rng(0).standard_normal((3, 1, 4))
+    try:
+        probe = prepared(strategy, 3, 1, 4, torch.float64, torch.device("cpu"), seed=0)
+        for i, delta in enumerate(torch.from_numpy(deltas)):
+            staleness, client, size = (torch.tensor([each]) for each in (min(i, 1) + 1, i, 10 * i + 1))
+            if not torch.allclose(probe(Arrivals(delta, staleness, client, size)), delta[0]):
+                return False
+    except Exception:  # a strategy of the user's own may need more than this
+        return False
+    return True

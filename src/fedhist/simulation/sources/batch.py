@@ -1,0 +1,263 @@
+"""All clients of all runs at once, as one computation over static shapes that a CUDA graph replays.
+
+The schedule is known, so a round is the same sequence of kernels every time: only tables, which live on
+the device, and a counter decide what it works on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhist.clients.job import Score, identity
+from fedhist.clients.net import ModuleNet
+from fedhist.errors import reason
+from fedhist.simulation.run import Run
+from fedhist.simulation.server import Server
+from fedhist.simulation.sources import Close
+from fedhist.simulation.sources.group import Batches, Group
+from fedhist.strategies.arrivals import Arrivals
+
+WARM_UP = 1
+"""Rounds before capture: libraries compile kernels and allocate their workspaces in the first one."""
+STREAMS = 8
+"""Pieces of a round that a captured graph may run at the same time."""
+
+
+class Batch:
+    """Takes runs through their rounds on one or several devices, which work at the same time."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        by_device: dict[torch.device, list[int]] = {}
+        for i, run in enumerate(runs):
+            by_device.setdefault(run.device, []).append(i)
+        self._cards = [(members, _Card([runs[i] for i in members], device)) for device, members in by_device.items()]
+
+    def play(self, close: Close) -> None:
+        """Take a round; a replayed graph is only queued, so the next device need not wait."""
+        for _, card in self._cards:
+            card.play(close)
+
+    def next(self) -> Iterator[tuple[Server, Arrivals]]:
+        """Deliver the next round of each run."""
+        for _, card in self._cards:
+            yield from card.next()
+
+    def look(self) -> dict[int, int]:
+        """Write the rounds since the last look down; return the runs that met a bad upload, and in which round."""
+        return {members[place]: round_ for members, card in self._cards for place, round_ in card.look().items()}
+
+    def evaluate(self) -> list[Score]:
+        """Evaluate the models of all runs."""
+        scores = {i: s for members, card in self._cards for i, s in zip(members, card.evaluate(), strict=True)}
+        return [scores[i] for i in range(len(self.runs))]
+
+    def state(self) -> list[dict[str, Tensor]]:
+        """Return the versions that clients hold and their last models, as :class:`Queue` has them."""
+        states = {i: s for members, card in self._cards for i, s in zip(members, card.state(), strict=True)}
+        return [states[i] for i in range(len(self.runs))]
+
+    def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned."""
+        for members, card in self._cards:
+            card.restore([states[i] for i in members])
+
+    def close(self) -> None:
+        """Let the graphs and what they hold go."""
+        self._cards = []
+
+
+class _Card:
+    """The runs on one device."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        self.runs, self.device = runs, device
+        self._rounds, self._first = runs[0].trial.rounds, 1
+        self._round = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._capture_wanted = device.type == "cuda" and all(run.capturable() for run in runs)
+        with self._on_device():
+            self._streams = [torch.cuda.Stream() for _ in range(STREAMS)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
+        self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
+
+        nets: dict[tuple[object, ...], ModuleNet] = {}
+        members: dict[tuple[tuple[object, ...], object, object], list[int]] = {}
+        for i, run in enumerate(runs):
+            task, seed = run.task, run.trial.seed
+            same = *task.data, id(task.model), seed if task.seed_matters else 0
+            if same not in nets:
+                nets[same] = ModuleNet(task.build(seed).to(device), task.layout)
+            work = replace(run.trial.local, lr=1.0), identity(run.trial.method.objective)
+            members.setdefault((same, *work), []).append(i)
+        self._members = list(members.values())
+        sources: dict[object, Batches] = {}
+        self._groups = [Group([runs[i] for i in each], nets[key[0]], sources, device) for key, each in members.items()]
+        self._block = min(group.block for group in self._groups)
+        for group in self._groups:
+            group.allocate(self._block)
+
+        # What the servers see of a round besides the uploads: one row per round, all runs beside each other.
+        facts = [(s.staleness, s.clients, run.task.sizes[s.clients]) for run in runs for s in (run.arriving.schedule,)]
+        tables = np.stack([np.concatenate(each, axis=1) for each in zip(*facts, strict=True)], axis=1)
+        self._facts = torch.tensor(tables).to(device)
+        self._ks = [run.trial.k for run in runs]
+        self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
+        self._norms = torch.zeros((self._rounds, sum(self._ks)), device=device)
+        self._lengths = torch.zeros((self._rounds, len(runs)), device=device)
+        self._looked = 0
+
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def play(self, close: Close) -> None:
+        """Take all runs through one round."""
+        self._round += 1
+        with self._on_device(), torch.no_grad():
+            place = (self._round - 1) % self._block
+            if place == 0 or self._round == self._first:
+                self._place.fill_(place)
+                begin = self._round - 1 - place
+                for group in self._groups:
+                    group.draw(slice(begin, min(begin + self._block, self._rounds)))
+            if self._graph is not None:
+                self._graph.replay()
+                return
+            self._turn(close)
+            if self._capture_wanted and self._round == self._first + WARM_UP - 1 and self._rounds > self._round:
+                self._capture(close)
+
+    def _turn(self, close: Close) -> None:
+        for server, arrivals in self.next():
+            close(server, arrivals)
+
+    def _capture(self, close: Close) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Its own stream: PyTorch's default one belongs to the device that first captured anything.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+                self._turn(close)
+        except RuntimeError as error:
+            warnings.warn(
+                f"rounds run one kernel at a time, since CUDA cannot capture them: {reason(error)}", stacklevel=5
+            )
+            return
+        self._graph = graph
+
+    def next(self) -> Iterator[tuple[Server, Arrivals]]:
+        """Deliver one round of all runs, without a look at any value."""
+        by_run: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for n, (members, group) in enumerate(zip(self._members, self._groups, strict=True)):
+            with self._aside(n):
+                by_run |= zip(members, group.uploads(self._done, self._place), strict=True)
+        self._join(len(self._groups))
+        facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
+        weights, norms, lengths = list[Tensor](), list[Tensor](), list[Tensor]()
+        for i, run in enumerate(self.runs):
+            deltas, norm, length = by_run[i]
+            with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
+                staleness, clients, sizes = facts[i]
+                arrivals = Arrivals(deltas, staleness, clients, sizes, validate=False)
+                if run.adversary is not None:
+                    arrivals = run.adversary.sent(arrivals, self._done)
+                    norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)
+                yield run.server, arrivals
+                given = run.server.strategy.last_weights
+                weights.append(torch.full_like(norm, torch.nan) if given is None else given)
+            norms.append(norm)
+            lengths.append(length)
+        self._join(len(self.runs))
+        for table, parts in ((self._weights, weights), (self._norms, norms), (self._lengths, lengths)):
+            table.index_copy_(0, self._done, torch.cat(parts)[None].to(table.dtype))
+        self._done += 1
+        self._place += 1
+
+    @contextlib.contextmanager
+    def _aside(self, n: int) -> Iterator[None]:
+        """Let a captured graph do a piece of work at the same time as others.
+
+        A piece allocates what it needs on the stream it runs on, so that no memory is used again by another before
+        it is done.
+        """
+        if not (self._streams and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        side = self._streams[n % STREAMS]
+        if n < STREAMS:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            yield
+
+    def _join(self, count: int) -> None:
+        """Wait for so many pieces of work."""
+        if self._streams and torch.cuda.is_current_stream_capturing():
+            for side in self._streams[:count]:
+                torch.cuda.current_stream().wait_stream(side)
+
+    def look(self) -> dict[int, int]:
+        """Write the rounds since the last look down; return the runs that met a bad upload, and in which round."""
+        leaving: dict[int, int] = {}
+        with self._on_device():
+            since = slice(self._looked, int(self._done))
+            weights, norms = (torch.split(t[since].cpu(), self._ks, dim=1) for t in (self._weights, self._norms))
+            lengths = self._lengths[since].cpu().numpy()
+            for i, run in enumerate(self.runs):
+                server, schedule = run.server, run.arriving.schedule
+                if not run.active:
+                    continue
+                count = _fine_rounds(server, norms[i].numpy(), lengths[:, i])
+                rows, given = slice(since.start, since.start + count), weights[i][:count].numpy()
+                server.keep(schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows], given)
+                if rows.stop == since.stop:
+                    server.check_model()
+                elif not np.isfinite(server.screen.model):
+                    server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
+                elif not server.judge(norms[i][count].tolist()).fine and server.diverged is None:
+                    leaving[i] = server.round + 1
+        self._looked = since.stop
+        return leaving
+
+    def evaluate(self) -> list[Score]:
+        """Evaluate the models of all runs, those of a group at once."""
+        with self._on_device():
+            scores: dict[int, Score] = {}
+            for members, group in zip(self._members, self._groups, strict=True):
+                scores |= zip(members, group.evaluate(), strict=True)
+        return [scores[i] for i in range(len(self.runs))]
+
+    def state(self) -> list[dict[str, Tensor]]:
+        """Return what the runs need after the rounds so far, besides their servers."""
+        with self._on_device():
+            states: dict[int, dict[str, Tensor]] = {}
+            for members, group in zip(self._members, self._groups, strict=True):
+                states |= {i: group.state(place, self._round) for place, i in enumerate(members)}
+        return [states[i] for i in range(len(self.runs))]
+
+    def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned."""
+        done = max(run.server.round for run in self.runs)  # a run that diverged has stopped earlier
+        with self._on_device():
+            for members, group in zip(self._members, self._groups, strict=True):
+                for place, i in enumerate(members):
+                    group.restore(place, done, states[i])
+            self._done.fill_(done)
+        self._round, self._first, self._looked = done, done + 1, done
+
+
+def _fine_rounds(server: Server, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:
+    """Return how many of some rounds went well: lengths of uploads, ``(rounds, K)``, and of models, ``(rounds,)``."""
+    screen = server.screen
+    for row, lengths in enumerate(norms.tolist()):
+        screen.model = float(models[row])
+        if not np.isfinite(screen.model) or not screen.judge(lengths).fine:
+            return row
+        screen.recent.extend(lengths)
+    return len(norms)

@@ -1,0 +1,171 @@
+"""Runs whose clients train as one batch, and the tables that say what each round works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhist.clients.batched import TEST_PIECE, descend, evaluate, fast_kernels, padded
+from fedhist.clients.job import Score
+from fedhist.clients.net import ModuleNet
+from fedhist.simulation.run import Run
+from fedhist.streams import Stream
+
+BLOCK = 64
+"""Rounds whose minibatches are drawn and sent to the device at a time, at most."""
+LARGEST_TABLE = 1 << 24
+"""Indices in such a table, at most."""
+
+
+class Batches:
+    """Where the minibatches of one seed's clients come from: the same for all methods."""
+
+    def __init__(self, run: Run) -> None:
+        self.task, self.schedule, self.local = run.task, run.arriving.schedule, run.trial.local
+        self._stream = Stream(run.trial.seed, "batches")
+        self._plans: tuple[slice, list[list[NDArray[np.int64]]]] = slice(0), []
+
+    def plans(self, rows: slice) -> list[list[NDArray[np.int64]]]:
+        """Return the minibatches of all uploads of some rounds; groups that ask for the same get the same."""
+        if rows != self._plans[0]:
+            tables = (table[rows].ravel().tolist() for table in (self.schedule.clients, self.schedule.versions))
+            draw = (
+                self.local.batches(self.task.client(c), self._stream.at(c, v)) for c, v in zip(*tables, strict=True)
+            )
+            self._plans = rows, list(draw)
+        return self._plans[1]
+
+
+class Group:
+    """Runs whose clients are trained as one batch: same data, same module, same objective, same local work.
+
+    They may differ in everything else: method, seed, split, N, K and learning rate.
+    """
+
+    def __init__(self, runs: Sequence[Run], net: ModuleNet, known: dict[object, Batches], device: torch.device) -> None:
+        self.runs, self.net, self.device = runs, net, device
+        first = runs[0].server.model
+        self.local, self.objective = runs[0].trial.local, runs[0].trial.method.objective
+        self.ks = [run.trial.k for run in runs]
+        rates = torch.tensor([run.trial.local.lr for run in runs], dtype=first.dtype, device=device)
+        same = len({run.trial.local.lr for run in runs}) == 1
+        self.lr = self.local.lr if same else rates.repeat_interleave(torch.tensor(self.ks, device=device))[:, None]
+
+        # All runs' models and versions lie in one tensor each, so that a round moves them with one kernel.
+        self.models = torch.stack([run.server.model for run in runs])
+        for run, model in zip(runs, self.models, strict=True):
+            run.server.model = model
+        slots = [run.arriving.versions.num_slots + 1 for run in runs]  # one more, for versions that nobody is sent
+        self._starts = np.cumsum([0, *slots])
+        self.versions = first.new_empty((int(self._starts[-1]), first.numel()))
+        store, fetch = [], []
+        for run, count, start in zip(runs, slots, self._starts, strict=False):
+            plan = run.arriving.versions.slots
+            store.append(plan[1:-1] % count + start)
+            fetch.append(plan[run.arriving.schedule.versions] + start)
+        self._store = torch.tensor(np.stack(store, axis=1), device=device)
+        self._fetch = torch.tensor(np.concatenate(fetch, axis=1), device=device)
+
+        self._holders = np.cumsum([0, *(run.task.num_clients for run in runs)])
+        if self.objective.uses_previous:
+            owners = [run.arriving.schedule.clients + at for run, at in zip(runs, self._holders, strict=False)]
+            self._owners = torch.tensor(np.concatenate(owners, axis=1), device=device)
+            self._previous = first.new_zeros((int(self._holders[-1]), first.numel()))
+            self._known = first.new_zeros(int(self._holders[-1]))
+
+        self.sources: list[Batches] = []
+        columns: list[int] = []
+        starts_of: dict[Batches, int] = {}
+        for run in runs:
+            key = run.task, run.trial.seed, id(run.arriving), replace(run.trial.local, lr=1.0)
+            source = known.setdefault(key, Batches(run))
+            if source not in starts_of:
+                starts_of[source] = sum(each.schedule.k for each in self.sources)
+                self.sources.append(source)
+            columns += range(starts_of[source], starts_of[source] + run.trial.k)
+        self._columns = torch.tensor(columns, device=device)
+        largest = max(int(run.task.sizes[run.arriving.schedule.clients].max()) for run in runs)
+        self._shape = self.local.steps_for(largest), min(self.local.batch_size, largest)
+        self._width = sum(source.schedule.k for source in self.sources)
+        self.block = max(1, min(BLOCK, LARGEST_TABLE // (self._width * self._shape[0] * self._shape[1])))
+
+    def allocate(self, block: int) -> None:
+        """Make room for the minibatches of so many rounds."""
+        shape = (block, self._width, *self._shape)
+        self._index = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._weight = self.models.new_zeros(shape)
+
+    def draw(self, rows: slice) -> None:
+        """Draw the minibatches of some rounds and put them where the rounds look for them."""
+        start = 0
+        for source in self.sources:
+            k = source.schedule.k
+            index, weight = padded(source.plans(rows), *self._shape)
+            count = len(index) // k
+            for table, values in ((self._index, index), (self._weight, weight)):
+                table[:count, start : start + k].copy_(values.view(count, k, *self._shape))
+            start += k
+
+    def uploads(self, done: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Store the versions that open this round; return each run's uploads, ``(K, P)``, and their lengths.
+
+        The last of the three is the length of the run's model, ``(1,)``.
+        """
+        self.versions.index_copy_(0, self._store.index_select(0, done)[0], self.models)
+        received = self.versions.index_select(0, self._fetch.index_select(0, done)[0])
+        index, weight = (
+            table.index_select(0, place)[0].index_select(0, self._columns) for table in (self._index, self._weight)
+        )
+        previous, known = received, received.new_zeros(len(received))
+        if self.objective.uses_previous:
+            owners = self._owners.index_select(0, done)[0]
+            known = self._known.index_select(0, owners)
+            previous = torch.where(known[:, None] > 0, self._previous.index_select(0, owners), received)
+        x, y, _, _ = self.runs[0].task.on(self.device)
+        with fast_kernels(self.device):
+            uploads = descend(
+                self.net, self.local, self.objective, self.lr, received, previous, known, (index, weight), (x, y)
+            )
+        if self.objective.uses_previous:
+            self._previous.index_copy_(0, owners, received - uploads)
+            self._known.index_fill_(0, owners, 1)
+        norms, lengths = (torch.linalg.vector_norm(vectors, dim=1) for vectors in (uploads, self.models))
+        return list(
+            zip(torch.split(uploads, self.ks), torch.split(norms, self.ks), torch.split(lengths, 1), strict=True)
+        )
+
+    def state(self, place: int, done: int) -> dict[str, Tensor]:
+        """Return what a run needs after `done` rounds, besides its server."""
+        held, rows = self._held(place, done)
+        state = {"held": torch.from_numpy(held), "versions": self.versions[rows]}
+        if self.objective.uses_previous:
+            own = slice(int(self._holders[place]), int(self._holders[place + 1]))
+            known = self._known[own].nonzero()[:, 0]
+            state |= {"previous.clients": known, "previous": self._previous[own][known]}
+        return state
+
+    def restore(self, place: int, done: int, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        self.versions[self._held(place, done)[1]] = state["versions"].to(self.device)
+        if self.objective.uses_previous:
+            own = slice(int(self._holders[place]), int(self._holders[place + 1]))
+            known = state["previous.clients"].to(self.device)
+            self._known[own][known] = 1
+            self._previous[own][known] = state["previous"].to(self.device)
+
+    def _held(self, place: int, done: int) -> tuple[NDArray[np.int64], Tensor]:
+        """Return the versions that a run's clients hold, and where they lie."""
+        plan = self.runs[place].arriving.versions
+        held = plan.held_after(done)
+        return held, torch.from_numpy(plan.slots[held] + self._starts[place]).to(self.device)
+
+    def evaluate(self) -> list[Score]:
+        """Evaluate all models, as many images at a time as a round trains on: memory is planned for that."""
+        piece = max(1, min(TEST_PIECE, len(self._columns) * self._shape[1] // len(self.runs)))
+        with fast_kernels(self.device):
+            return evaluate(self.runs[0].task, self.net, self.models, piece)

@@ -1,0 +1,376 @@
+"""Clients one by one, on threads or the compiled kernel, with look-ahead; faults and attackers are at work here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhist.clients.job import Candidate, Job, Score, Trainer
+from fedhist.errors import BadUpload
+from fedhist.simulation.run import Run
+from fedhist.simulation.server import Server
+from fedhist.simulation.sources import Close
+from fedhist.simulation.trial import Trial
+from fedhist.simulation.versions import LastModels, Versions
+from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
+from fedhist.world.clock import Clock, Schedule, Start
+from fedhist.world.faults import broken
+
+REJECTED_IN_A_ROW = 100
+"""Uploads that are rejected one after the other before a run is given up."""
+
+
+class Queue:
+    """Takes the clients of some runs in order of arrival, with a trainer that may work ahead of the rounds."""
+
+    def __init__(self, runs: Sequence[Run], trainer: Trainer) -> None:
+        self.runs, self.trainer = runs, trainer
+        self._lines = [_Line(run, trainer) for run in runs]
+
+    def play(self, close: Close) -> None:
+        """Take a round."""
+        with torch.no_grad():
+            for server, arrivals in self.next():
+                close(server, arrivals)
+
+    def next(self) -> Iterator[tuple[Server, Arrivals]]:
+        """Deliver the next round of each run that is still active."""
+        lines = [line for line in self._lines if line.run.active]
+        _start(self.trainer, [each for line in lines for each in line.begin()])
+        for line in lines:
+            arrivals = line.arrivals()
+            if arrivals is not None:
+                yield line.run.server, arrivals
+                line.closed(arrivals)
+
+    def look(self) -> dict[int, int]:
+        """Return the runs that cannot go on here: none, since uploads are screened before a round closes."""
+        return {}
+
+    def evaluate(self) -> list[Score]:
+        """Evaluate the models of all runs."""
+        return self.trainer.evaluate([Candidate(run.task, run.trial.seed, run.server.model) for run in self.runs])
+
+    def state(self) -> list[dict[str, Tensor]]:
+        """Return the versions that clients hold, their last models, and the clock where a run follows one."""
+        return [line.state() for line in self._lines]
+
+    def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`state` returned."""
+        for line, state in zip(self._lines, states, strict=True):
+            line.restore(state)
+
+    def close(self) -> None:
+        """Release the trainer."""
+        self.trainer.close()
+
+
+@dataclass
+class _Upload:
+    """An upload that is being computed, or was."""
+
+    row: Tensor
+    future: Future[None] | None = None
+
+    def ready(self) -> Tensor:
+        """Return it, once it is there."""
+        if self.future is not None:
+            self.future.result()
+        return self.row
+
+
+Work = list[tuple[int, Job, _Upload]]
+"""Uploads to be computed: 0 for those of the round under way, 1 for the next one's."""
+
+
+def _start(trainer: Trainer, work: Work) -> None:
+    """Let a trainer begin; what the round under way waits for goes first."""
+    work.sort(key=lambda each: each[0])
+    futures = trainer.start([job for _, job, _ in work], [upload.row for _, _, upload in work])
+    for (_, _, upload), future in zip(work, futures, strict=False):  # none where all is done already
+        upload.future = future
+
+
+def clock_of(trial: Trial) -> Clock:
+    """Return the clock of a trial at its beginning."""
+    return Clock(trial.task.num_clients, trial.k, trial.speeds, trial.seed, trial.concurrency)
+
+
+class _Table:
+    """Arrivals that are known beforehand, in the place of a clock."""
+
+    def __init__(self, schedule: Schedule, done: int) -> None:
+        self._schedule, self._position = schedule, done * schedule.k
+
+    def upcoming(self, count: int) -> list[Start]:
+        """Return the next arrivals."""
+        at = slice(self._position, self._position + count)
+        schedule = self._schedule
+        columns = (table.ravel()[at].tolist() for table in (schedule.arrived, schedule.clients, schedule.versions))
+        return [Start(t, at.start + i, c, v) for i, (t, c, v) in enumerate(zip(*columns, strict=True))]
+
+    def take(self, count: int) -> None:
+        """Leave the next arrivals behind."""
+        self._position += count
+
+
+class _Dropped(Rejected):
+    """An upload that never arrived."""
+
+
+class _Taken(NamedTuple):
+    """An upload that was accepted, as the strategy will see it, and its length."""
+
+    start: Start
+    delta: Tensor
+    norm: float
+
+
+class _Line:
+    """One run's clients at work.
+
+    While every upload is accepted, arrivals follow the schedule that was planned. A rejected upload changes who
+    arrives from there on, so a clock takes the schedule's place; until then both give the same arrivals.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer) -> None:
+        self.run, self.server, self._trainer = run, run.server, trainer
+        self._k, self._trial = run.trial.k, run.trial
+        self._feed: _Table | Clock = self._clock() if run.trial.faults else _Table(run.arriving.schedule, 0)
+        self._versions, self._last = Versions(self._holders()), LastModels()
+        self._uploads: dict[int, _Upload] = {}
+        """By the number of the start: those that have not arrived yet."""
+        self._rounds: dict[int, Tensor] = {}
+        """The uploads of rounds to come, ``(K, P)`` each, while it is known who will be in them."""
+        self._closing: list[Start] = []
+
+    def _clock(self) -> Clock:
+        """Return the clock as it stands before the round under way, if every upload so far was accepted."""
+        clock = clock_of(self._trial)
+        clock.advance(self.server.round)
+        return clock
+
+    def _holders(self) -> Counter[int]:
+        """Return how many clients are at work on each version."""
+        if self._trial.schedule is not None:
+            return Counter(self.run.arriving.schedule.versions[self.server.round :].ravel().tolist())
+        clock = self._feed if isinstance(self._feed, Clock) else self._clock()
+        return Counter(clock.versions.tolist())
+
+    @property
+    def _round(self) -> int:
+        """The round under way."""
+        return self.server.round + 1
+
+    def begin(self) -> Work:
+        """Open a round; return the uploads that can be computed now.
+
+        Those of the next round that build on a version there is need not wait for this round to close.
+        """
+        self.server.open_round()
+        self._versions.publish(self._round, self.server.model)
+        last = self._round == self._trial.rounds
+        return self._begun(self._feed.upcoming(self._k if last else 2 * self._k))
+
+    def _begun(self, starts: Sequence[Start]) -> Work:
+        work: Work = []
+        for place, start in enumerate(starts):
+            if start.number not in self._uploads and start.version <= self._round:
+                ahead = place // self._k
+                upload = self._uploads[start.number] = _Upload(self._row(ahead, place % self._k))
+                work.append((ahead, self._job(start), upload))
+        return work
+
+    def _row(self, ahead: int, place: int) -> Tensor:
+        """Return where to put an upload: new memory every round, since a strategy may keep what it is given."""
+        model = self.server.model
+        if isinstance(self._feed, Clock):
+            return torch.empty_like(model)
+        if self._round + ahead not in self._rounds:
+            self._rounds[self._round + ahead] = model.new_empty((self._k, len(model)))
+        return self._rounds[self._round + ahead][place]
+
+    def _job(self, start: Start) -> Job:
+        trial, received, last = self._trial, self._versions[start.version], self._last.get(start.client)
+        client, version = start.client, start.version
+        return Job(self.run.task, trial.local, trial.method.objective, trial.seed, client, version, received, last)
+
+    def arrivals(self) -> Arrivals | None:
+        """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
+        starts = self._feed.upcoming(self._k)
+        uploads = [self._uploads[start.number].ready() for start in starts]
+        deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
+        arrivals = self._sent(deltas, starts)
+        norms: list[float] = torch.linalg.vector_norm(arrivals.deltas, dim=1).tolist()
+        verdict = self.server.judge(norms)
+        if self.server.diverged is not None:
+            return None
+        if verdict.fine and self._trial.faults is None:
+            self._feed.take(self._k)
+        else:
+            taken = self._one_by_one() if self._follow_clock(verdict) else None
+            if taken is None:
+                return None
+            starts, norms = [each.start for each in taken], [each.norm for each in taken]
+            arrivals = self._arrivals(torch.stack([each.delta for each in taken]), starts)
+            if self._colluding:
+                arrivals = self._sent(arrivals.deltas, starts)
+        self.server.screen.recent.extend(norms)
+        for start in starts:
+            self._settle(start)
+        self._closing = starts
+        return arrivals
+
+    def closed(self, arrivals: Arrivals) -> None:
+        """Write the round down, and send the new version to those who were in it."""
+        self.server.keep_arrivals(arrivals, [start.time for start in self._closing])
+        if self._trial.schedule is None:  # else who is sent what is known from the beginning
+            self._versions.holders[self._round] += self._k
+        if isinstance(self._feed, Clock):
+            self._feed.close(self._closing)
+
+    @property
+    def _colluding(self) -> bool:
+        return self.run.adversary is not None and self.run.adversary.attack.colludes
+
+    def _arrivals(self, deltas: Tensor, starts: Sequence[Start]) -> Arrivals:
+        clients = np.array([start.client for start in starts])
+        versions = np.array([start.version for start in starts])
+        facts = self._round - versions + 1, clients, self.run.task.sizes[clients]
+        staleness, ids, sizes = (torch.from_numpy(fact).to(deltas.device) for fact in facts)
+        return Arrivals(deltas, staleness, ids, sizes, validate=False)
+
+    def _sent(self, deltas: Tensor, starts: Sequence[Start]) -> Arrivals:
+        """Return what arrives of honest uploads."""
+        honest = self._arrivals(deltas, starts)
+        adversary = self.run.adversary
+        return honest if adversary is None else adversary.sent(honest, torch.tensor(self._round - 1))
+
+    def _settle(self, start: Start) -> None:
+        """Forget an upload that has arrived; the client itself remembers what it trained."""
+        upload = self._uploads.pop(start.number).ready()
+        if self._trial.method.objective.uses_previous:
+            self._last.keep(start.client, self._versions[start.version] - upload)
+        self._versions.release(start.version)
+
+    def _follow_clock(self, verdict: Verdict) -> bool:
+        """Let a clock take the place of the schedule, which no longer holds; return whether there is one."""
+        if isinstance(self._feed, Clock):
+            return True
+        if self._trial.schedule is not None:
+            what = f"in round {self._round} an upload is bad ({', '.join(verdict.reasons[:1])})"
+            self.server.diverge(self._round, f"{what}, and a recorded schedule has nobody to take its place")
+            return False
+        clock = self._clock()
+        pairs = zip(self._feed.upcoming(self._k), clock.upcoming(self._k), strict=True)
+        self._uploads = {new.number: self._uploads[old.number] for old, new in pairs}
+        self._feed, self._rounds = clock, {}
+        return True
+
+    def _one_by_one(self) -> list[_Taken] | None:
+        """Take in arrivals until K are accepted; None if too many in a row are not."""
+        taken: list[_Taken] = []
+        in_a_row = injected = 0
+        while len(taken) < self._k or self._overdone(taken):
+            start = self._next(self._k - len(taken))
+            try:
+                taken.append(self._judged(start, [each.norm for each in taken]))
+                in_a_row = injected = 0
+            except Rejected as reason:
+                self._reject(start, reason)
+                in_a_row, injected = in_a_row + 1, injected + (self._fault(start) is not None)
+                if in_a_row == REJECTED_IN_A_ROW:
+                    what = f"{in_a_row} uploads in a row were rejected in round {self._round}, since {reason}"
+                    hint = "the faults that were asked for leave nothing to aggregate" if injected == in_a_row else None
+                    self.server.diverge(self._round, what, hint)
+                    return None
+        return taken
+
+    def _next(self, wanted: int) -> Start:
+        """Return the next arrival; it and those that may follow are computed together."""
+        starts = self._feed.upcoming(wanted)
+        if starts[0].number not in self._uploads:
+            _start(self._trainer, self._begun(starts))
+        self._feed.take(1)
+        return starts[0]
+
+    def _fault(self, start: Start) -> str | None:
+        """Return what happens to an upload on its way."""
+        trial = self._trial
+        return None if trial.faults is None else trial.faults.kind(trial.seed, start.client, start.number)
+
+    def _judged(self, start: Start, others: Sequence[float]) -> _Taken:
+        """Return an upload that is accepted; raise if it is not."""
+        sent = self._uploads[start.number].ready()
+        if self.run.adversary is not None and not self._colluding:
+            sent = self._sent(sent[None], [start]).deltas[0]
+        honest, kind = Upload(sent, start.client, start.version), self._fault(start)
+        if kind == "dropped":
+            raise _Dropped("it was dropped")
+        upload = honest if kind is None else broken(kind, honest, self._trial.task.num_clients, self._round)
+        norm = check_form(upload, honest, self._trial.task.num_clients, self._round)
+        scale = self.server.screen.admit(norm, others)
+        if scale < 1:
+            self._note(start, "clipped", f"its length was {norm:.3g}")
+        return _Taken(start, upload.delta if scale == 1 else upload.delta * scale, norm * scale)
+
+    def _overdone(self, taken: list[_Taken]) -> bool:
+        """Reject what attackers who wait for the others of their round overdo; return whether somebody has."""
+        if not self._colluding:
+            return False
+        sent = self._sent(torch.stack([each.delta for each in taken]), [each.start for each in taken]).deltas
+        others, bad = [each.norm for each in taken], list[_Taken]()
+        for each, delta in zip(taken, sent, strict=True):
+            try:
+                self.server.screen.admit(norm_of(delta), others)
+            except Rejected as reason:
+                self._reject(each.start, reason)
+                bad.append(each)
+        taken[:] = [each for each in taken if not any(each is other for other in bad)]
+        return bool(bad)
+
+    def _reject(self, start: Start, reason: Rejected) -> None:
+        """Let a client whose upload was not accepted start again from the current model."""
+        dropped = isinstance(reason, _Dropped)
+        if not dropped and self.server.screen.policy == "stop":
+            raise BadUpload(f"{self._trial}: client {start.client}'s upload in round {self._round} is bad: {reason}.")
+        self._note(start, "dropped" if dropped else "rejected", str(reason))
+        self._versions.holders[self._round] += 1
+        self._versions.publish(self._round, self.server.model)
+        self._settle(start)
+        assert isinstance(self._feed, Clock)
+        self._feed.again(start)
+
+    def _note(self, start: Start, event: str, reason: str) -> None:
+        self.server.note(self._round, start.time, event, client=start.client, reason=reason)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the rounds to come depend on; uploads computed ahead come out the same again."""
+        state = self._versions.state()
+        if self._trial.method.objective.uses_previous:
+            state |= self._last.state()
+        if isinstance(self._feed, Clock):
+            state |= {f"clock.{name}": torch.from_numpy(array) for name, array in self._feed.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        clock = {name.removeprefix("clock."): t.numpy() for name, t in state.items() if name.startswith("clock.")}
+        if clock:
+            self._feed = clock_of(self._trial)
+            self._feed.restore(clock)
+        else:
+            self._feed = _Table(self.run.arriving.schedule, self.server.round)
+        self._versions = Versions(self._holders())
+        self._versions.restore(state, self.run.device)
+        if self._trial.method.objective.uses_previous:
+            self._last.restore(state, self.run.device)
+        self._uploads, self._rounds = {}, {}

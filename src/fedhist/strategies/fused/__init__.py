@@ -1,1 +1,0 @@
-"""Passes over what FedHist remembers that read everything once; the equations stay in fedhist.py."""
