@@ -28,7 +28,7 @@ def measure(method: str, clients: int, k: int, rounds: int, trainer: str) -> dic
 
     import fedhist as fh  # noqa: PLC0415
 
-    strategy = {"FedAvg": fh.FedAvg(), "FedHist": fh.FedHist(), "FedHist, h = 5": fh.FedHist(history=5)}[method]
+    strategy = {"FedAvg": fh.FedAvg(), "FedHist": fh.FedHist(), "FedHist, h = 5": fh.FedHist(h=5)}[method]
     x, y = torch.randn(EXAMPLES, 8), torch.arange(EXAMPLES) % 3
     rng = np.random.default_rng(0)
 

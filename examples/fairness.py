@@ -24,7 +24,7 @@ def main() -> None:
         rounds=300,
         seeds=1,
         local=fh.LocalSGD(lr=0.1),
-        devices=fh.SlowGroup(SLOW, speed=0.5),
+        speeds=fh.SlowGroup(SLOW, speed=0.5),
         eval_every=100,
     )
     print(f"{'method':18}{'all':>8}{f'class {RARE}':>10}{'worst':>8}{'weight of the slow':>20}")

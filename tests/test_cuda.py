@@ -96,7 +96,7 @@ def test_same_seed_same_bits_on_a_gpu() -> None:
     task = fh.Task(fh.LeNet, x, y, fh.dirichlet(y, 12, 5.0), x, y)
     runs = [fh.compare(["fedavg", "fedhist"], task, k=3, rounds=30, seeds=2, device="cuda") for _ in range(2)]
     for a, b in zip(*runs, strict=True):
-        assert a.records == b.records
+        assert a.evaluations == b.evaluations
         assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
 
 
@@ -107,8 +107,8 @@ def test_resumed_to_the_bit_on_a_gpu(task: fh.Task, tmp_path: Path, method: str)
     whole = fh.simulate_many(trials, device="cuda")
     for round_ in (1, 40, 63, 64, 65):
         with pytest.raises(Stopped):
-            fh.simulate_many(trials, device="cuda", resume=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
-    for a, b in zip(fh.simulate_many(trials, device="cuda", resume=tmp_path), whole, strict=True):
+            fh.simulate_many(trials, device="cuda", checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+    for a, b in zip(fh.simulate_many(trials, device="cuda", checkpoint=tmp_path), whole, strict=True):
         assert_same(a, b)
 
 

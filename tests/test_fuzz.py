@@ -152,8 +152,8 @@ def history() -> fh.History:
         ],
     )
     for round_ in (4, 8, 12):
-        made.records.append(
-            fh.Record(
+        made.evaluations.append(
+            fh.Evaluation(
                 round=round_,
                 time=float(schedule.time[round_ - 1]),
                 accuracy=0.25 + round_ / 50,
@@ -174,9 +174,9 @@ def history_files(tmp: Path) -> Files:
 def use_history(loaded: fh.History, folder: Path) -> None:
     assert json.loads((loaded.save(folder / "again") / "summary.json").read_text()) == loaded.summary()
     again = fh.History.load(folder / "again")
-    assert again.records == loaded.records and again.events == loaded.events
+    assert again.evaluations == loaded.evaluations and again.events == loaded.events
     np.testing.assert_array_equal(again.weights, loaded.weights)
-    if loaded.records:
+    if loaded.evaluations:
         rows(Comparison([loaded]), 0.5)
         loaded.rounds_to(0.4)
         if hashlib.md5(repr(loaded.summary()).encode()).digest()[0] < 4:  # to draw takes long
@@ -366,7 +366,7 @@ def checkpoint_files(tmp: Path) -> Files:
 
 
 def use_checkpoint(resumed: list[fh.History], _: Path) -> None:
-    assert resumed[0].records == fh.simulate_many([trial()])[0].records
+    assert resumed[0].evaluations == fh.simulate_many([trial()])[0].evaluations
 
 
 SERVER = "a checkpoint of a server"
@@ -402,7 +402,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "digits": lambda _: Reader(digits_files, digits_table, use_digits, inside_gzip),
     "tar": lambda _: Reader(tar_files, unpack, use_unpacked, inside_gzip),
     "checkpoint": lambda tmp: Reader(
-        lambda: checkpoint_files(tmp), lambda folder: fh.simulate_many([trial()], resume=folder), use_checkpoint
+        lambda: checkpoint_files(tmp), lambda folder: fh.simulate_many([trial()], checkpoint=folder), use_checkpoint
     ),
     "server": lambda tmp: Reader(
         lambda: server_files(tmp), lambda folder: snapshot.read(folder / "server.safetensors", SERVER), use_server

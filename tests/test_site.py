@@ -15,7 +15,7 @@ import fedhist
 from fedhist.command.settings import Settings
 from fedhist.simulation.methods import DEFENCES, METHODS
 from fedhist.world.attacks import ATTACKS
-from fedhist.world.speeds import DEVICES
+from fedhist.world.speeds import SPEEDS
 from tests.report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def test_site_opens_from_files(site: Path) -> None:
 
 def test_site_tells_every_setting_and_public_name(site: Path) -> None:
     configuration, api = (site / "configuration.html").read_text(), (site / "api.html").read_text()
-    for name in [*Settings.model_fields, *METHODS, *DEVICES, *DEFENCES, *ATTACKS]:
+    for name in [*Settings.model_fields, *METHODS, *SPEEDS, *DEFENCES, *ATTACKS]:
         assert f"<code>{name}</code>" in configuration, name
     for name in fedhist.__all__:
         assert f'id="fedhist.{name}"' in api, name

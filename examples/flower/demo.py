@@ -47,7 +47,7 @@ def main() -> None:
                 time.sleep(0.5)
             history = fh.History.load(folder / "history")
     print(f"\n{'round':>5} {'seconds':>8} {'accuracy':>9}  clients (staleness, weight)")
-    accuracy = {record.round: record.accuracy for record in history.records}
+    accuracy = {record.round: record.accuracy for record in history.evaluations}
     for row in range(history.rounds):
         who = "  ".join(
             f"{client} (τ {stale}, {weight:.2f})"

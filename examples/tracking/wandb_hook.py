@@ -14,7 +14,7 @@ from fedhist.report.live import figures, fresh
 class WandB:
     """An `on_round` hook: a W&B run for each method and seed, one metric for each figure, steps are rounds.
 
-    Parameters are those of ``wandb.init``. To go on with runs after `resume=`, give ``resume="allow"`` and a `group`
+    Parameters are those of ``wandb.init``. To go on with runs after `checkpoint=`, give ``checkpoint="allow"`` and a `group`
     that names the experiment: rounds that are done again come out the same, and W&B keeps what it has.
     """
 
@@ -36,5 +36,5 @@ class WandB:
 
 if __name__ == "__main__":
     task = fh.load_task("digits", clients=50, beta=0.3)
-    hook = WandB(project="fedhist", group="first", resume="allow")
+    hook = WandB(project="fedhist", group="first", checkpoint="allow")
     fh.compare(["fedavg", "fedhist"], task, k=5, rounds=100, seeds=1, eval_every=10, on_round=hook)

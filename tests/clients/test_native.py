@@ -263,7 +263,7 @@ def test_says_why_not(model: Callable[[], nn.Module], shape: tuple[int, ...], re
     ):
         fh.simulate("fedavg", task, k=1, rounds=1, trainer="native")
     auto, threaded = (fh.simulate("fedavg", task, k=1, rounds=2, trainer=t) for t in ("auto", "threaded"))
-    assert auto.records == threaded.records
+    assert auto.evaluations == threaded.evaluations
 
 
 def test_needs_float32_and_one_shape() -> None:
@@ -300,7 +300,7 @@ def test_same_bits_whatever_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run(), run()]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)), raising=False)
     runs.append(run())
-    assert runs[0].records == runs[1].records == runs[2].records
+    assert runs[0].evaluations == runs[1].evaluations == runs[2].evaluations
     assert runs[0].model is not None
     for other in runs[1:]:
         assert other.model is not None
@@ -319,7 +319,7 @@ def test_methods_the_kernel_does_not_know_go_beside_it(task: fh.Task) -> None:
     together = fh.compare(["fedavg", "moon"], task, k=2, rounds=6, seeds=1)
     native = fh.simulate("fedavg", task, k=2, rounds=6, trainer="native")
     moon = fh.simulate("moon", task, k=2, rounds=6)
-    assert together[0].records == native.records and together[1].records == moon.records
+    assert together[0].evaluations == native.evaluations and together[1].evaluations == moon.evaluations
 
 
 def test_nan_comes_through() -> None:

@@ -131,7 +131,7 @@ def test_privacy_is_shown_and_kept(tmp_path: Path) -> None:
     assert "ε at δ = 0.0001" in result.stdout and f" {history.epsilon[-1]:.3g} " in result.stdout
     again = fedhist("run", "--config", "a/config.toml", "--out", "b", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert fh.History.load(tmp_path / "b").records == history.records
+    assert fh.History.load(tmp_path / "b").evaluations == history.evaluations
     refused = fedhist("run", "--strategy", "fedhist", *QUICK, *private, cwd=tmp_path)
     assert refused.returncode == 2 and "Error: noise='sum' does not protect uploads from FedHist" in refused.stderr
 
@@ -193,10 +193,10 @@ def test_lists(tmp_path: Path) -> None:
         (["--strategy", "fedhist:gamma=7"], "gamma must lie in [0, 1], got 7."),
         (["--strategy", "fedavg", "--strategy", "refl"], "run takes one strategy and one seed"),
         (["--strategy", "all"], "run takes one strategy and one seed"),
-        (["--devices", "explicit"], "explicit needs times, as in explicit:times=…."),
+        (["--speeds", "explicit"], "explicit needs times, as in explicit:times=…."),
         (["--out", "deep/er/x", "--k", "300"], "k=300 is more than the 20 clients there are."),
         (["--dataset", "cifar11"], "unknown dataset 'cifar11': did you mean 'cifar10'?"),
-        (["--devices", "lognornal"], "unknown devices 'lognornal': did you mean 'lognormal'?"),
+        (["--speeds", "lognornal"], "unknown devices 'lognornal': did you mean 'lognormal'?"),
         (["--split", "even"], "split='even' cannot be used: input should be 'dirichlet', 'iid' or 'shards'."),
         (["--config", "none.toml"], "config=none.toml cannot be read: No such file or directory."),
         (["--lr", "1e30"], "FedHist, seed 0: most clients uploaded NaN or infinity in round 1; check the data and"),

@@ -79,13 +79,13 @@ def test_a_defence_goes_around_every_method() -> None:
 
 
 def test_devices_from_a_name() -> None:
-    assert devices_of(Settings(devices="pareto:alpha=3,jitter=0.5")) == fh.Pareto(alpha=3, jitter=0.5)
-    assert devices_of(Settings(devices="random")) == fh.random_arrivals()
-    assert devices_of(Settings(devices="explicit:times=[1,2,3]")) == fh.Explicit([1, 2, 3])
+    assert devices_of(Settings(speeds="pareto:alpha=3,jitter=0.5")) == fh.Pareto(alpha=3, jitter=0.5)
+    assert devices_of(Settings(speeds="random")) == fh.random_arrivals()
+    assert devices_of(Settings(speeds="explicit:times=[1,2,3]")) == fh.Explicit([1, 2, 3])
     slow = devices_of(Settings(slow_fraction=0.1, clients=50))
     assert slow == fh.SlowGroup(range(5), 0.5, fh.LogNormal())
     with pytest.raises(fh.InvalidInput, match="unknown devices 'lognornal': did you mean 'lognormal'?"):
-        devices_of(Settings(devices="lognornal"))
+        devices_of(Settings(speeds="lognornal"))
 
 
 def test_rare_class_goes_to_the_slow_clients() -> None:

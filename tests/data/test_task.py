@@ -80,7 +80,7 @@ def test_each_run_keeps_its_own_fixed_state(trainer: str) -> None:
     task = fh.Task(**parts(model=build))
     together = fh.compare(["fedavg"], task, k=1, rounds=4, seeds=[0, 1], trainer=trainer)
     alone = fh.simulate("fedavg", task, k=1, rounds=4, seed=1, trainer=trainer)
-    assert together[1].records == alone.records
+    assert together[1].evaluations == alone.evaluations
     restored = build()
     restored.load_state_dict(alone.model)
     loss = nn.functional.cross_entropy(restored(task.x_test), task.y_test).item()
@@ -134,7 +134,7 @@ def test_threads_do_not_race_for_the_generator() -> None:
     task, before = fh.Task(**parts(model=build)), torch.get_rng_state()
     runs = [fh.compare(["fedavg"], task, k=2, rounds=4, seeds=3, trainer="threaded") for _ in range(4)]
     assert torch.equal(before, torch.get_rng_state())
-    assert all(a.records == b.records for run in runs for a, b in zip(runs[0], run, strict=True))
+    assert all(a.evaluations == b.evaluations for run in runs for a, b in zip(runs[0], run, strict=True))
 
 
 def test_frozen_parameters_do_not_travel() -> None:
@@ -159,7 +159,7 @@ def test_constant_buffers_are_fine() -> None:
             return self.linear(x * self.scale)
 
     history = fh.simulate("fedavg", fh.Task(**parts(model=Scaled)), k=1, rounds=3)
-    assert len(history.records) == 1
+    assert len(history.evaluations) == 1
 
 
 class Odd(nn.Module):

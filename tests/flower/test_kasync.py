@@ -18,7 +18,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from torch import nn
 
 import fedhist as fh
-from fedhist.clients import Job, ReferenceTrainer
+from fedhist.clients.job import Job
+from fedhist.clients.reference import ReferenceTrainer
 from fedhist.flower import KAsync, load, received, reply
 from tests.flower.grid import Behaviour, FakeGrid, VirtualClock
 
@@ -106,7 +107,7 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
     task, local = make_task(clients=8), fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
     rounds, seed = 12, 3
     simulated = fh.simulate(
-        name, task, k=3, rounds=rounds, local=local, devices=fh.Explicit(times), seed=seed, trainer="reference"
+        name, task, k=3, rounds=rounds, local=local, speeds=fh.Explicit(times), seed=seed, trainer="reference"
     )
     trainer = ReferenceTrainer(torch.device("cpu"))
 

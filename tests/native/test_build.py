@@ -70,7 +70,7 @@ def test_without_a_compiler_torch_does_the_work(
     with pytest.raises(fh.InvalidInput, match=f"trainer='native' cannot train FedAvg's clients, use 'auto': {reason}"):
         fh.simulate("fedavg", task, k=2, rounds=2, trainer="native")
     auto, threaded = (fh.simulate("fedavg", task, k=2, rounds=2, trainer=t) for t in ("auto", "threaded"))
-    assert auto.records == threaded.records
+    assert auto.evaluations == threaded.evaluations
 
 
 def test_no_compiler_at_all(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

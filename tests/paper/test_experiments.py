@@ -155,7 +155,7 @@ def test_raw_results_say_how_they_were_made(folder: Path) -> None:
 def test_tiers_weigh_classes_by_what_their_clients_hold() -> None:
     x, y = torch.randn(12, 2), torch.tensor([0] * 6 + [1] * 6)
     task = fh.Task(torch.nn.Linear(2, 2), x, y, [[0, 1], [2, 3], [4, 6], [5, 7], [8, 9], [10, 11]], x, y)
-    trial = fh.Trial("fedavg", task, k=1, rounds=1, devices=fh.Explicit([1, 2, 3, 4, 6, 5]))
+    trial = fh.Trial("fedavg", task, k=1, rounds=1, speeds=fh.Explicit([1, 2, 3, 4, 6, 5]))
     assert runner.tier_labels(trial).tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
 
 

@@ -37,8 +37,8 @@ def fake_history(
         staleness=staleness,
         arrived=arrived,
         weights=weights,
-        records=[
-            fh.Record(
+        evaluations=[
+            fh.Evaluation(
                 int(r),
                 float(arrived[r - 1, -1]),
                 float(a),

@@ -21,7 +21,7 @@ def history(method: str, seed: int, accuracy: list[float]) -> fh.History:
         staleness=np.full(shape, 4),
         arrived=np.zeros(shape),
         weights=np.zeros(shape, np.float32),
-        records=[fh.Record(i + 1, float(i), a, 1.0, [a], 4.0, 4) for i, a in enumerate(accuracy)],
+        evaluations=[fh.Evaluation(i + 1, float(i), a, 1.0, [a], 4.0, 4) for i, a in enumerate(accuracy)],
     )
 
 
@@ -55,7 +55,7 @@ def test_cells() -> None:
 def test_epsilon_is_the_largest_over_the_seeds() -> None:
     runs = [history("A", seed, [0.25]) for seed in (0, 1)]
     for run, spent in zip(runs, (2.0, 3141.59), strict=True):
-        run.records = [replace(run.records[0], epsilon=spent)]
+        run.evaluations = [replace(run.evaluations[0], epsilon=spent)]
     (row,) = rows(fh.Comparison(runs), target=0.5)
     assert row.epsilon == 3141.59 and cells(row)[-1] == "3,142"
     assert rows(RUNS, target=0.5)[0].epsilon is None

@@ -63,7 +63,7 @@ def test_accuracy_against_four_costs(group: Group) -> None:
 
 def test_seeds_that_were_evaluated_in_different_rounds(tmp_path: Path) -> None:
     one, other = fake_history(seed=0), fake_history(seed=1)
-    other.records = other.records[1::2]
+    other.evaluations = other.evaluations[1::2]
     made = learning.accuracy(group_of(tmp_path, one, other), Looks(["FedHist"]))
     x = made.data[1]["x"]
     assert x == [r for r in one.round if other.round[0] <= r <= other.round[-1]]
@@ -133,14 +133,14 @@ def test_tiers_weigh_classes_by_what_clients_hold(tmp_path: Path) -> None:
     history.about_clients["labels"] = np.repeat(np.eye(10, dtype=np.int32)[:3], 2, axis=0)
     history.about_clients["time"] = np.array([1, 1, 5, 5, 9, 9.0])
     made = everything(group_of(tmp_path, history))["tiers"]
-    assert made.data[0]["y"] == pytest.approx([100 * a for a in history.records[-1].per_class[:3]], rel=1e-3)
+    assert made.data[0]["y"] == pytest.approx([100 * a for a in history.evaluations[-1].per_class[:3]], rel=1e-3)
 
 
 def deployment() -> fh.History:
     history = fake_history(rounds=20, k=4, clients=6)
     history.task, history.setting, history.about_clients, history.traces = "Flower, 6 clients", {}, {}, {}
     history.clients[3, 2:], history.staleness[3, 2:], history.weights[3, 2:] = -1, 0, 0
-    history.records = [fh.Record(r.round, r.time, r.accuracy, None, [], 1.0, 2) for r in history.records]
+    history.evaluations = [fh.Evaluation(r.round, r.time, r.accuracy, None, [], 1.0, 2) for r in history.evaluations]
     return history
 
 
@@ -169,9 +169,9 @@ def test_many_methods_are_thinned(tmp_path: Path) -> None:
 
 def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:
     history = fake_history()
-    last: Any = history.records[-1]
+    last: Any = history.evaluations[-1]
     history.about_clients["labels"] = np.ones((40, 100), np.int32)
-    history.records[-1] = fh.Record(last.round, last.time, last.accuracy, 1.0, [0.5, None] * 50, 1.0, 2)
+    history.evaluations[-1] = fh.Evaluation(last.round, last.time, last.accuracy, 1.0, [0.5, None] * 50, 1.0, 2)
     made = everything(group_of(tmp_path, history))
     assert made["classes"].data[0]["type"] == "heatmap" and made["classes"].data[0]["z"][0][:2] == [50, None]
     assert made["tiers"].data[0]["y"] == [50, 50, 50]  # of the classes that were tested

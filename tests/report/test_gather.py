@@ -43,7 +43,7 @@ def test_damaged_runs_are_left_out_and_named(tmp_path: Path) -> None:
     (folder / "fedavg-seed0" / "summary.json").write_text("{")
     (folder / "fedavg-seed1" / "history.jsonl").unlink()
     empty = fake_history("FedAvg", 7)
-    empty.records = []
+    empty.evaluations = []
     empty.save(folder / "never")
     odd = fake_history("FedAvg", 8)
     odd.weights = odd.weights[:5]

@@ -39,7 +39,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 
 def assert_same(a: fh.History, b: fh.History) -> None:
-    assert a.records == b.records
+    assert a.evaluations == b.evaluations
     assert a.events == b.events
     for name in ("clients", "staleness", "arrived", "weights"):
         assert np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
@@ -51,7 +51,7 @@ def assert_same(a: fh.History, b: fh.History) -> None:
 
 @pytest.mark.parametrize("trainer", ["auto", "threaded", "reference", "batched"])
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedhist", "fedhist:history_dtype=bfloat16", "moon", "refl", "wkafl", "dynsgd", "twafl"]
+    "method", ["fedavg", "fedhist", "fedhist:memory_dtype=bfloat16", "moon", "refl", "wkafl", "dynsgd", "twafl"]
 )
 def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str, method: str) -> None:
     task = make_task()
@@ -59,9 +59,9 @@ def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, t
     whole = fh.simulate(method, task, **given)
     for round_ in (0, 1, 9, 10, 16):
         with pytest.raises(Stopped):
-            fh.simulate(method, task, **given, resume=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
-    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)
-    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)  # when nothing is left to do
+            fh.simulate(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+    assert_same(fh.simulate(method, task, **given, checkpoint=tmp_path), whole)
+    assert_same(fh.simulate(method, task, **given, checkpoint=tmp_path), whole)  # when nothing is left to do
 
 
 @pytest.mark.parametrize("name", ["concurrency", "schedule", "dropout", "float64"])
@@ -85,7 +85,7 @@ def test_resumed_to_the_bit_in_other_settings(make_task: Callable[..., fh.Task],
     whole = fh.simulate("fedhist", task, **given)
     with pytest.raises(Stopped):
         fh.simulate("fedhist", task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
-    assert_same(fh.simulate("fedhist", task, **given, resume=tmp_path), whole)
+    assert_same(fh.simulate("fedhist", task, **given, checkpoint=tmp_path), whole)
 
 
 @pytest.mark.parametrize("trainer", ["auto", "batched"])
@@ -105,10 +105,10 @@ def test_many_trials_of_several_kinds(make_task: Callable[..., fh.Task], tmp_pat
     for _ in range(4):
         with pytest.raises(Stopped):
             fh.simulate_many(
-                trials, trainer=trainer, resume=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
+                trials, trainer=trainer, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
             )
     resumed = fh.simulate_many(
-        trials, trainer=trainer, resume=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
+        trials, trainer=trainer, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_in_the_second_wave
     )
     for a, b in zip(resumed, whole, strict=True):
         assert_same(a, b)
@@ -120,7 +120,7 @@ def test_a_diverged_run_stays_so(make_task: Callable[..., fh.Task], tmp_path: Pa
     whole = fh.simulate_many(trials)
     with pytest.raises(Stopped):
         fh.simulate_many(trials, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(12))
-    for a, b in zip(fh.simulate_many(trials, resume=tmp_path), whole, strict=True):
+    for a, b in zip(fh.simulate_many(trials, checkpoint=tmp_path), whole, strict=True):
         assert_same(a, b)
 
 
@@ -147,7 +147,7 @@ def test_a_signal_saves_first(make_task: Callable[..., fh.Task], tmp_path: Path,
     assert stopped.value.signum == signum  # type: ignore[attr-defined]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     seen: list[int] = []
-    resumed = fh.simulate("fedhist", task, **options(), resume=tmp_path, on_round=lambda r, _: seen.append(r))
+    resumed = fh.simulate("fedhist", task, **options(), checkpoint=tmp_path, on_round=lambda r, _: seen.append(r))
     assert seen[:2] == [6, 7], "the last round that was done is told first"
     assert_same(resumed, fh.simulate("fedhist", task, **options()))
 
@@ -181,10 +181,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         pytest.warns(CheckpointWarning, match="could not be written .*No space left"),
     ):
         patched.setattr("os.fsync", full)
-        finished = fh.simulate("fedhist", task, **options(), resume=tmp_path, checkpoint_every=0)
+        finished = fh.simulate("fedhist", task, **options(), checkpoint=tmp_path, checkpoint_every=0)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
-    assert_same(finished, fh.simulate("fedhist", task, **options(), resume=tmp_path))
+    assert_same(finished, fh.simulate("fedhist", task, **options(), checkpoint=tmp_path))
 
 
 def test_a_checkpoint_of_another_run_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
@@ -195,29 +195,29 @@ def test_a_checkpoint_of_another_run_is_refused(make_task: Callable[..., fh.Task
         ("k is 3 there and 4 here", "fedhist", task, options(k=4)),
         ("seed is 0 there and 1 here", "fedhist", task, options(seed=1)),
         (r"local is .*lr=0.1.* there and .*lr=0.2.* here", "fedhist", task, options(local=fh.LocalSGD(lr=0.2))),
-        ("devices is", "fedhist", task, options(devices=fh.LogNormal(sigma=1.0))),
+        ("devices is", "fedhist", task, options(speeds=fh.LogNormal(sigma=1.0))),
         ("the data is", "fedhist", make_task(examples=119), options()),
         ("the schedule is", "fedhist", task, options(schedule=fh.simulate("fedavg", task, **options(), seed=5))),
     ]
     for reason, method, other, given in wrongs:
         with pytest.raises(fh.FedHistError, match=f"holds another run: {reason}"):
-            fh.simulate(method, other, **given, resume=tmp_path)
+            fh.simulate(method, other, **given, checkpoint=tmp_path)
 
 
 def test_a_checkpoint_is_not_written_over(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     task = make_task()
     fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
-    with pytest.raises(fh.InvalidInput, match="holds a run already; use resume="):
+    with pytest.raises(fh.InvalidInput, match="holds a run already; use checkpoint="):
         fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
     with pytest.raises(fh.InvalidInput, match="give one of them"):
-        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, resume=tmp_path)
+        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, checkpoint=tmp_path)
 
 
 def test_another_trainer_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     task = make_task()
     fh.simulate("fedavg", task, **options(trainer="batched"), checkpoint=tmp_path)
     with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot go on to the bit with 'reference'"):
-        fh.simulate("fedavg", task, **options(trainer="reference"), resume=tmp_path)
+        fh.simulate("fedavg", task, **options(trainer="reference"), checkpoint=tmp_path)
 
 
 def test_a_strategy_that_would_forget_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_defences_under_attack_are_resumed_to_the_bit(
     whole = fh.simulate(method, task, **given)
     with pytest.raises(Stopped):
         fh.simulate(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
-    assert_same(fh.simulate(method, task, **given, resume=tmp_path), whole)
+    assert_same(fh.simulate(method, task, **given, checkpoint=tmp_path), whole)
 
 
 @pytest.mark.parametrize("kind", ["array", "deque", "generator", "unsaved buffer", "late buffer"])
@@ -281,10 +281,10 @@ def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task],
 def test_one_process_at_a_time(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     def again(*_: object) -> None:
         with pytest.raises(fh.InvalidInput, match="is in use by another process"):
-            fh.simulate("fedavg", make_task(), **options(), resume=tmp_path)
+            fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path)
 
     fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path, on_round=again)
-    assert fh.simulate("fedavg", make_task(), **options(), resume=tmp_path).rounds == ROUNDS
+    assert fh.simulate("fedavg", make_task(), **options(), checkpoint=tmp_path).rounds == ROUNDS
 
 
 def test_other_options_that_no_name_shows_are_noticed(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
@@ -295,4 +295,4 @@ def test_other_options_that_no_name_shows_are_noticed(make_task: Callable[..., f
 
     fh.simulate(Quiet(0.9), make_task(), **options(), checkpoint=tmp_path)
     with pytest.raises(fh.FedHistError, match="holds another run: the strategy is"):
-        fh.simulate(Quiet(0.1), make_task(), **options(), resume=tmp_path)
+        fh.simulate(Quiet(0.1), make_task(), **options(), checkpoint=tmp_path)

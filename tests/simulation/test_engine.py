@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.clients import Job, ReferenceTrainer
+from fedhist.clients.job import Job
+from fedhist.clients.reference import ReferenceTrainer
 from fedhist.simulation.engine import BegunAgain
 
 EVERY = ["fedavg", "fedprox", "moon", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]
@@ -78,10 +79,10 @@ def test_every_method_learns(task: fh.Task, method: str) -> None:
 @pytest.mark.parametrize("method", ["fedhist", "moon"])
 def test_same_seed_same_bits(task: fh.Task, method: str) -> None:
     runs = [fh.simulate(method, task, k=3, rounds=20, local=LOCAL, seed=1, eval_every=5) for _ in range(2)]
-    assert runs[0].records == runs[1].records
+    assert runs[0].evaluations == runs[1].evaluations
     assert torch.equal(flat(task, runs[0]), flat(task, runs[1]))
     other = fh.simulate(method, task, k=3, rounds=20, local=LOCAL, seed=2, eval_every=5)
-    assert other.records != runs[0].records
+    assert other.evaluations != runs[0].evaluations
 
 
 def test_a_run_does_not_depend_on_the_runs_beside_it(task: fh.Task) -> None:
@@ -90,7 +91,7 @@ def test_a_run_does_not_depend_on_the_runs_beside_it(task: fh.Task) -> None:
         for seed in (3, 7):
             alone = fh.simulate(method, task, k=3, rounds=15, seed=seed, local=LOCAL, eval_every=5)
             (beside,) = [h for h in together[alone.method] if h.seed == seed]
-            assert alone.records == beside.records
+            assert alone.evaluations == beside.evaluations
             assert np.array_equal(alone.weights, beside.weights)
             assert torch.equal(flat(task, alone), flat(task, beside))
 
@@ -143,7 +144,7 @@ def test_history_describes_the_run(task: fh.Task) -> None:
     assert history.mean_staleness[1] == history.staleness[4:8].mean()
     assert history.max_staleness[2] == history.staleness[8:].max()
     assert history.time == history.arrived[[3, 7, 9], -1].tolist()
-    for record in history.records:
+    for record in history.evaluations:
         assert len(record.per_class) == 3
         assert record.accuracy == pytest.approx(np.mean([a for a in record.per_class if a is not None]))
     assert history.wall_seconds > 0
@@ -153,13 +154,13 @@ def test_on_round_sees_every_round(task: fh.Task) -> None:
     seen: list[tuple[int, int]] = []
 
     def watch(round_: int, histories: Sequence[fh.History]) -> None:
-        seen.append((round_, len(histories[0].records)))
+        seen.append((round_, len(histories[0].evaluations)))
 
     fh.simulate("fedavg", task, k=2, rounds=5, eval_every=2, on_round=watch)
     assert seen == [(1, 0), (2, 1), (3, 1), (4, 2), (5, 3)]
 
 
-def test_divergence_is_told_in_a_sentence(make_task: Callable[..., fh.Task]) -> None:
+def test_divergence_is_told_exit_with_sentence(make_task: Callable[..., fh.Task]) -> None:
     task = make_task(model=nn.Linear(5, 3))
     with pytest.raises(
         fh.DivergedError,
@@ -218,7 +219,7 @@ def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
         ({"k": None}, "k must be a whole number, got None."),
         ({"eval_every": None}, "eval_every must be a whole number, got None."),
         ({"local": {}}, "local must be a fedhist.LocalSGD, got {}."),
-        ({"devices": "random"}, "devices must be an object such as"),
+        ({"speeds": "random"}, "devices must be an object such as"),
         ({"device": None}, "device must be 'auto', 'cpu' or 'cuda', got None."),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5."),
         ({"objective": "moon"}, "objective must be an object such as fedhist.Proximal"),
@@ -270,7 +271,7 @@ def test_a_strategy_may_keep_its_uploads_and_change_its_arguments(task: fh.Task)
 
     runs = fh.compare([Hoarder(), "dynsgd"], task, k=2, rounds=12, seeds=1)
     alone = fh.simulate("dynsgd", task, k=2, rounds=12)
-    assert runs["DynSGD"][0].records == alone.records
+    assert runs["DynSGD"][0].evaluations == alone.evaluations
     assert np.array_equal(runs[0].staleness, alone.staleness) and alone.staleness.max() > 2
 
 

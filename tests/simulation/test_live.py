@@ -28,7 +28,7 @@ FAULTS = {
     "future": r"it names version \d+ in round \d+, when that is not there yet",
     "unknown_client": r"it names client \d+, and there are 8",
 }
-ALL_OF_THEM = fh.Faults(**dict.fromkeys(FAULTS, 0.05), lost=0.05)
+ALL_OF_THEM = fh.Faults(**dict.fromkeys(FAULTS, 0.05), dropped=0.05)
 
 
 def run(method: str, task: fh.Task, **more: Any) -> fh.History:
@@ -109,7 +109,7 @@ def test_rounds_hold_k_good_uploads_and_memory_none_of_the_others(make_task: Cal
 def test_the_same_seed_breaks_the_same_uploads(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     first, again = (run("fedhist", task, faults=ALL_OF_THEM) for _ in range(2))
-    other = run("fedhist", task, faults=fh.Faults(**dict.fromkeys(FAULTS, 0.05), lost=0.05, seed=1))
+    other = run("fedhist", task, faults=fh.Faults(**dict.fromkeys(FAULTS, 0.05), dropped=0.05, seed=1))
     assert_same(first, again)
     assert first.events != other.events
 
@@ -147,8 +147,8 @@ def test_resumed_to_the_bit(
     whole = run(method, task, **given)
     for round_ in (0, 7, 15):
         with pytest.raises(Stopped):
-            run(method, task, **given, resume=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
-    assert_same(run(method, task, **given, resume=tmp_path), whole)
+            run(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+    assert_same(run(method, task, **given, checkpoint=tmp_path), whole)
 
 
 @pytest.mark.parametrize("trainer", ["auto", "batched"])
@@ -176,7 +176,7 @@ def test_a_client_with_broken_data_is_left_out(make_task: Callable[..., fh.Task]
         try:
             with pytest.warns(BegunAgain):
                 resumed = fh.simulate_many(
-                    trials, trainer=trainer, resume=tmp_path, checkpoint_every=0, on_round=stop_sometimes
+                    trials, trainer=trainer, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_sometimes
                 )
         except (Stopped, pytest.fail.Exception):
             continue
@@ -202,7 +202,7 @@ def test_a_run_that_cannot_go_on_loses_nobody_else(make_task: Callable[..., fh.T
     with pytest.warns(BegunAgain, match="client 5"):
         stuck, fine = fh.simulate_many(trials)
     assert stuck.events[-1]["event"] == "diverged"
-    assert stuck.records[-1].loss is not None  # the model is still the first one
+    assert stuck.evaluations[-1].loss is not None  # the model is still the first one
     assert fine.events == []
     assert fine.round == [3, 6]
 

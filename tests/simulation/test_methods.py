@@ -30,7 +30,7 @@ def test_options_are_read_like_toml_and_shown_in_the_label() -> None:
     method = as_method('FedHist: history=3, ina=false, ina_norms=fused, ina_direction="sum"')
     assert isinstance(method.strategy, fh.FedHist)
     assert (method.strategy.history, method.strategy.ina, method.strategy.ina_norms) == (3, False, "fused")
-    assert method.name == "FedHist(history=3, ina=False, ina_direction='sum', ina_norms='fused')"
+    assert method.name == "FedHist(h=3, ina=False, ina_direction='sum', ina_norms='fused')"
 
 
 def test_words_are_understood_in_any_case() -> None:
@@ -69,7 +69,7 @@ def test_defences_are_named_as_they_are_shown() -> None:
         ("fedhist:gamma=7", r"gamma must lie in \[0, 1\], got 7."),
         ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
         ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
-        ("fedhist:history=2.5", "history must be a whole number, got 2.5."),
+        ("fedhist:h=2.5", "history must be a whole number, got 2.5."),
         ("fedhist + medien", "unknown defence 'medien': did you mean 'median'?"),
         ("fedhist + trimmed:share=1", r"share must lie in \[0, 0.5\], got 1."),
         ("fedhist + median:inner=1", "unknown option of median 'inner': there are none."),

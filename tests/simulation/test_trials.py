@@ -37,7 +37,7 @@ def mixture(task: fh.Task, other: fh.Task) -> list[fh.Trial]:
         fh.Trial("fedhist", other, k=2, rounds=20, local=LOCAL),
         fh.Trial("moon", task, k=5, rounds=20, local=slow, seed=3),
         fh.Trial("moon", other, k=1, rounds=20, local=LOCAL),
-        fh.Trial("refl", other, k=4, rounds=20, local=slow, devices=fh.Pareto()),
+        fh.Trial("refl", other, k=4, rounds=20, local=slow, speeds=fh.Pareto()),
         fh.Trial("fedavg", task, k=8, rounds=20, local=LOCAL, server_lr=0.5),
     ]
 
@@ -177,7 +177,7 @@ def test_devices_that_look_alike_are_told_apart(task: fh.Task) -> None:
     """NumPy shortens what it prints, so two long lists of slow clients can have the same name."""
     wide = fh.Task(task.model, task.x, task.y, np.arange(3000)[:, None] % len(task.x), task.x_test, task.y_test)
     groups = [fh.SlowGroup(np.r_[0, first:1000, 2998, 2999], speed=0.1) for first in (200, 300)]  # type: ignore[arg-type]
-    trials = [fh.Trial("fedavg", wide, k=3, rounds=40, devices=group) for group in groups]
+    trials = [fh.Trial("fedavg", wide, k=3, rounds=40, speeds=group) for group in groups]
     together = fh.simulate_many(trials, trainer="batched")
     alone = [fh.simulate_many([trial], trainer="batched")[0] for trial in trials]
     assert [h.clients.tolist() for h in together] == [h.clients.tolist() for h in alone]
@@ -212,7 +212,7 @@ def test_one_model_that_cannot_be_batched_holds_up_nobody_else(
 def test_a_float64_model_keeps_what_is_kept_in_less(task: fh.Task) -> None:
     parts = [range(40), range(40, 120)]
     wide = fh.Task(nn.Linear(5, 3).double(), task.x.double(), task.y, parts, task.x_test.double(), task.y_test)
-    trial = fh.Trial("fedhist:history_dtype=bfloat16", wide, k=2, rounds=3)
+    trial = fh.Trial("fedhist:memory_dtype=bfloat16", wide, k=2, rounds=3)
     schedule = make_schedule(2, 2, 3, trial.devices)
     run = Run(trial, schedule, plan_versions(schedule), CPU)
     assert run.strategy.uploads.dtype == torch.bfloat16
@@ -224,7 +224,7 @@ def test_a_float64_model_keeps_what_is_kept_in_less(task: fh.Task) -> None:
 def test_recorded_arrivals_drive_a_run(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     task = make_task(clients=8)
     settings = {"k": 3, "rounds": 10, "seed": 2, "eval_every": 5}
-    first = fh.simulate("fedavg", task, devices=fh.Pareto(), **settings)
+    first = fh.simulate("fedavg", task, speeds=fh.Pareto(), **settings)
     stored = fh.History.load(first.save(tmp_path))
     again = fh.simulate("fedavg", task, schedule=stored, **settings)  # devices no longer matter
     assert again.accuracy == first.accuracy

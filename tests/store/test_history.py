@@ -23,7 +23,7 @@ def test_saves_and_loads(history: fh.History, tmp_path: Path) -> None:
     names = ["arrivals.npz", "clients.npz", "history.jsonl", "summary.json", "traces.npz"]
     assert sorted(p.name for p in folder.iterdir()) == names
     again = fh.History.load(folder)
-    assert again.records == history.records
+    assert again.evaluations == history.evaluations
     for name in ("clients", "staleness", "arrived", "weights"):
         np.testing.assert_array_equal(getattr(again, name), getattr(history, name))
     assert again.summary() == history.summary()
@@ -63,7 +63,7 @@ def test_traces_do_not_change_the_run(task: fh.Task) -> None:
 
     silent, traced = (fh.simulate(s, task, k=3, rounds=9, eval_every=2) for s in (Silent(), fh.FedHist()))
     assert silent.traces == {} and len(traced.traces["round"]) == 5
-    assert silent.records == traced.records
+    assert silent.evaluations == traced.evaluations
     assert silent.model is not None and traced.model is not None
     assert all(torch.equal(silent.model[name], traced.model[name]) for name in traced.model)
 

@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_is_told(task: fh.Task, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "uploads.npy").symlink_to("/dev/full")
     with pytest.raises(fh.FedHistError, match="the recording in .*/a cannot be written: No space left on device"):
-        fh.simulate("fedavg", task, **COMMON, record=tmp_path / "a", resume=tmp_path / "state")
+        fh.simulate("fedavg", task, **COMMON, record=tmp_path / "a", checkpoint=tmp_path / "state")
 
 
 def test_damaged_recordings_are_told(task: fh.Task, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_wkafl() -> None:
 class TestFedHist:
     def test_egs_fuses_with_the_least_similar_global_update(self) -> None:
         """Without HAA and INA and with one upload a round, u = g + α·(least similar past u)."""
-        strategy = fh.FedHist(history=2, alpha=0.5, haa=False, ina=False).setup(4, 1, 2).double()
+        strategy = fh.FedHist(h=2, alpha=0.5, haa=False, ina=False).setup(4, 1, 2).double()
         assert strategy(arrive([[2, 0]], [1], [0])).tolist() == [2, 0]  # G is empty
         assert strategy(arrive([[0, 2]], [1], [0])).tolist() == [1, 2]  # only (2, 0) is there
         # cos((1, 0), (2, 0)) = 1, cos((1, 0), (1, 2)) < 1: fused with (1, 2)
@@ -94,7 +94,7 @@ class TestFedHist:
     def test_hindsight_joins_uploads_of_one_version(self) -> None:
         """h = 3 with rounds 7, 8, 9 in L: members of S arrive as (7, τ1), (8, τ2), (9, τ3)."""
         h, gamma = 3, 0.1
-        strategy = fh.FedHist(history=h, gamma=gamma, egs=False).setup(40, 2, 2).double()
+        strategy = fh.FedHist(h=h, gamma=gamma, egs=False).setup(40, 2, 2).double()
         for _ in range(6):  # rounds 1 to 6: too stale to belong to any S, so nothing is judged
             strategy(arrive([[1, 0], [0, 1]], [99, 99], [38, 39]))
         assert strategy.utility.tolist() == [0.0] * 40
@@ -108,7 +108,7 @@ class TestFedHist:
         assert strategy.utility[2:].tolist() == [0.0] * 38
 
     def test_a_dissimilar_upload_is_penalised(self) -> None:
-        strategy = fh.FedHist(history=1, lam=1.0, gamma=1.0, egs=False).setup(9, 3, 2).double()
+        strategy = fh.FedHist(h=1, lam=1.0, gamma=1.0, egs=False).setup(9, 3, 2).double()
         strategy(arrive([[1, 0], [1, 0], [-1, 0]], [1, 1, 2], [0, 1, 2]))
         # S = the two fresh uploads; client 2 has sim = -1, p_his = (e/2)^-2, |S| = 2
         good = (1 - D**-1) * 2
@@ -150,7 +150,7 @@ class TestFedHist:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fh.FedHist(history=0), "history must be at least 1, got 0."),
+        (lambda: fh.FedHist(h=0), "history must be at least 1, got 0."),
         (lambda: fh.FedHist(gamma=1.5), r"gamma must lie in \[0, 1\], got 1.5."),
         (lambda: fh.FedHist(alpha=-1), "alpha must not be negative, got -1."),
         (lambda: fh.FedHist(lam=-1), "lam must not be negative, got -1."),
@@ -161,7 +161,7 @@ class TestFedHist:
             "ina_norms must be 'submitted', 'fused' or 'weighted', got 'all'.",
         ),  # type: ignore[arg-type]
         (lambda: fh.FedHist(ina_direction="x"), "ina_direction must be 'aggregate' or 'sum', got 'x'."),  # type: ignore[arg-type]
-        (lambda: fh.FedHist(history=2.5), "history must be a whole number, got 2.5."),  # type: ignore[arg-type]
+        (lambda: fh.FedHist(h=2.5), "history must be a whole number, got 2.5."),  # type: ignore[arg-type]
         (lambda: fh.FedHist(egs="false"), "egs must be True or False, got 'false'."),  # type: ignore[arg-type]
         (lambda: fh.FedHist(lam="x"), "lam must be a number, got 'x'."),  # type: ignore[arg-type]
         (lambda: fh.REFL(beta=2), r"beta must lie in \[0, 1\], got 2."),

@@ -36,7 +36,7 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
         leave_one_out=True,
         relative_support=True,
     ),
-    "FedHist in bfloat16": lambda: fh.FedHist(history_dtype="bfloat16"),
+    "FedHist in bfloat16": lambda: fh.FedHist(memory_dtype="bfloat16"),
     "FedHist sketched": lambda: fh.FedHist(sketch=16),
     **{
         f"{inner.__name__} + {defence.title}": (lambda inner=inner, defence=defence: defence(inner()))

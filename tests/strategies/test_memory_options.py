@@ -1,4 +1,4 @@
-"""What it costs FedHist to remember less: `history_dtype` and `sketch`."""
+"""What it costs FedHist to remember less: `memory_dtype` and `sketch`."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_a_sketch_as_wide_as_the_model_changes_nothing() -> None:
     torch.testing.assert_close(sketch.utility, whole.utility)
 
 
-@pytest.mark.parametrize(("option", "tolerance"), [({"history_dtype": "bfloat16"}, 0.01), ({"sketch": 4096}, 0.15)])
+@pytest.mark.parametrize(("option", "tolerance"), [({"memory_dtype": "bfloat16"}, 0.01), ({"sketch": 4096}, 0.15)])
 def test_utilities_survive(option: dict[str, object], tolerance: float) -> None:
     """Over rounds of uploads with a common direction, utilities stay near those of the full memory."""
-    exact, short = (fh.FedHist(history=4, **kept).setup(30, K, P) for kept in ({}, option))  # type: ignore[arg-type]
+    exact, short = (fh.FedHist(h=4, **kept).setup(30, K, P) for kept in ({}, option))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(5)
     for round_ in range(12):
         arrivals = fh.Arrivals(
@@ -77,12 +77,12 @@ def test_less_is_kept() -> None:
     def size(strategy: fh.Strategy) -> int:
         return sum(t.numel() * t.element_size() for t in strategy.setup(100, K, P).state_dict().values())
 
-    full, half, sketch = (size(fh.FedHist(**o)) for o in ({}, {"history_dtype": "bfloat16"}, {"sketch": 500}))  # type: ignore[arg-type]
+    full, half, sketch = (size(fh.FedHist(**o)) for o in ({}, {"memory_dtype": "bfloat16"}, {"sketch": 500}))  # type: ignore[arg-type]
     assert half < 0.55 * full
     assert sketch < 0.15 * full
 
 
-@pytest.mark.parametrize("option", [{"history_dtype": "float16"}, {"sketch": 0}, {"sketch": 2.5}], ids=str)
+@pytest.mark.parametrize("option", [{"memory_dtype": "float16"}, {"sketch": 0}, {"sketch": 2.5}], ids=str)
 def test_refuses(option: dict[str, object]) -> None:
     with pytest.raises(fh.InvalidInput, match=next(iter(option))):
         fh.FedHist(**option)  # type: ignore[arg-type]

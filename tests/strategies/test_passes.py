@@ -105,12 +105,12 @@ def test_fedhist_works_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> No
     arrivals = fh.Arrivals(
         randn(3, 40), torch.ones(3, dtype=torch.int64), torch.arange(3), torch.ones(3, dtype=torch.int64)
     )
-    expected = fh.FedHist(history=2).setup(5, 3, 40)(arrivals)
+    expected = fh.FedHist(h=2).setup(5, 3, 40)(arrivals)
     monkeypatch.setattr(native, "kernel", broken)
     module._fused.cache_clear()
     try:
         assert module.passes_for(arrivals.deltas) is passes
-        torch.testing.assert_close(fh.FedHist(history=2).setup(5, 3, 40)(arrivals), expected)
+        torch.testing.assert_close(fh.FedHist(h=2).setup(5, 3, 40)(arrivals), expected)
     finally:
         module._fused.cache_clear()
 
@@ -118,7 +118,7 @@ def test_fedhist_works_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64], ids=str)
 def test_staleness_of_another_type(dtype: torch.dtype) -> None:
     """What a caller may get past the checks must not be read as something else by compiled code."""
-    exact, other = (fh.FedHist(history=3).setup(12, 4, 600) for _ in range(2))
+    exact, other = (fh.FedHist(h=3).setup(12, 4, 600) for _ in range(2))
     for round_ in range(8):
         arguments = randn(4, 600) + round_, torch.tensor([1, 2, 1, 3]), torch.arange(4), torch.ones(4)
         staleness = arguments[1].to(dtype)

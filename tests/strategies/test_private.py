@@ -236,10 +236,10 @@ def run(strategy: fh.Strategy, task: fh.Task, seed: int = 0, **options: Any) -> 
 def test_a_simulation_is_repeatable_and_counts(task: fh.Task, noise: Any) -> None:
     strategy = equal(noise=noise, seed=None, noise_multiplier=0.7)
     first, again = run(strategy, task), run(strategy, task)
-    assert first.records == again.records
+    assert first.evaluations == again.evaluations
     assert first.model is not None and again.model is not None
     assert all(torch.equal(first.model[name], again.model[name]) for name in first.model)
-    for record in first.records:
+    for record in first.evaluations:
         busiest = int(np.bincount(first.clients[: record.round].ravel()).max())
         assert record.epsilon == gaussian_epsilon(0.7, busiest, 1e-5)
     assert first.summary()["epsilon"] == first.epsilon[-1]
@@ -256,7 +256,7 @@ def test_seeds_have_noise_of_their_own(task: fh.Task) -> None:
 def test_what_a_private_run_meets_does_not_depend_on_those_beside_it(task: fh.Task) -> None:
     alone = run(equal(seed=None), task)
     beside = fh.compare(["fedavg", equal(seed=None)], task, k=3, rounds=12, eval_every=4, local=LOCAL, seeds=2)
-    assert beside[alone.method][0].records == alone.records
+    assert beside[alone.method][0].evaluations == alone.evaluations
     assert beside["FedAvg"][0].epsilon == [None] * 3
 
 
@@ -281,7 +281,7 @@ def test_a_strategy_around_it_does_not_pass_the_promise_on(task: fh.Task) -> Non
 
     history = run(Peeks(equal(seed=None)), task)
     assert history.epsilon == [None] * 3
-    assert run(Peeks(equal(seed=None)), task).records == history.records  # its noise follows from the run's seed
+    assert run(Peeks(equal(seed=None)), task).evaluations == history.evaluations  # its noise follows from the run's seed
 
 
 def test_the_callers_strategy_is_left_alone(task: fh.Task) -> None:
@@ -298,7 +298,7 @@ def test_history_keeps_epsilon_and_old_files_load(task: fh.Task, tmp_path: Path)
     history = run(equal(), task)
     lines = [json.loads(line) for line in (history.save(tmp_path / "a") / "history.jsonl").read_text().splitlines()]
     assert [line["epsilon"] for line in lines] == history.epsilon
-    assert fh.History.load(tmp_path / "a").records == history.records
+    assert fh.History.load(tmp_path / "a").evaluations == history.evaluations
 
     plain = run(fh.FedAvg(), task).save(tmp_path / "b")
     assert "epsilon" not in (plain / "history.jsonl").read_text() + (plain / "summary.json").read_text()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhist.strategies.screening import Norms, Refused, Screen
+from fedhist.strategies.screening import Norms, Rejected, Screen
 
 
 def norms(recent: list[float], model: float = 10.0) -> Norms:
@@ -52,7 +52,7 @@ def test_clipped_to_the_median() -> None:
     screen.norms.recent.extend([2.0] * 9)
     assert screen.scale(1e9, []) == pytest.approx(2e-9)
     assert screen.scale(3.0, []) == 1
-    with pytest.raises(Refused, match="its length 1e\\+09 is absurd where 2 is usual"):
+    with pytest.raises(Rejected, match="its length 1e\\+09 is absurd where 2 is usual"):
         _rejecting().scale(1e9, [])
 
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 import fedhist as fh
 from fedhist.streams import Stream
 from fedhist.world.clock import VersionPlan
-from fedhist.world.speeds import Devices
+from fedhist.world.speeds import Speeds
 
 
 def slow_schedule(
-    num_clients: int, k: int, rounds: int, devices: Devices, seed: int = 0, concurrency: int | None = None
+    num_clients: int, k: int, rounds: int, devices: Speeds, seed: int = 0, concurrency: int | None = None
 ) -> fh.Schedule:
     busy = num_clients if concurrency is None else concurrency
     stream = Stream(seed, "schedule")

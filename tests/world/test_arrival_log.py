@@ -54,7 +54,7 @@ def test_a_simulation_follows_it(task: fh.Task, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(as_csv(made))
     read = fh.read_schedule(tmp_path / "log.csv", k=2)
     a = fh.simulate("fedhist", task, k=2, rounds=10, schedule=read)
-    b = fh.simulate("fedhist", task, k=2, rounds=10, devices=fh.LogNormal(), seed=0)
+    b = fh.simulate("fedhist", task, k=2, rounds=10, speeds=fh.LogNormal(), seed=0)
     assert a.accuracy == b.accuracy and np.array_equal(a.weights, b.weights)
     with pytest.raises(fh.InvalidInput, match="has 10 rounds, rounds=11 were asked for"):
         fh.simulate("fedhist", task, k=2, rounds=11, schedule=read)

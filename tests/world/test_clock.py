@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedhist as fh
-from fedhist.simulation import clock
+from fedhist.world import clock
 from fedhist.world.clock import plan_versions
-from fedhist.world.speeds import Devices
+from fedhist.world.speeds import Speeds
 from tests.world.slow_clock import slow_plan, slow_schedule
 
-DEVICES: list[Devices] = [
+SPEEDS: list[Speeds] = [
     fh.Constant(),
     fh.random_arrivals(),
     fh.Uniform(),
@@ -32,7 +32,7 @@ def schedules(draw: st.DrawFn) -> tuple[fh.Schedule, int]:
     n = draw(st.integers(1, 30))
     k = draw(st.integers(1, n))
     busy = draw(st.one_of(st.none(), st.integers(k, n)))
-    devices = draw(st.sampled_from(DEVICES))
+    devices = draw(st.sampled_from(SPEEDS))
     return fh.make_schedule(n, k, draw(st.integers(1, 40)), devices, draw(st.integers(0, 99)), busy), busy or n
 
 
@@ -53,14 +53,14 @@ def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
     """To the bit, with small windows too, which make small queues go through all that large ones do."""
     k = data.draw(st.one_of(st.just(1), st.just(n), st.integers(1, n)))
     busy = data.draw(st.one_of(st.none(), st.just(k), st.integers(k, n)))
-    devices = data.draw(st.one_of(st.sampled_from(DEVICES), TIES.map(lambda times: fh.Explicit(times[:n]))))
+    devices = data.draw(st.one_of(st.sampled_from(SPEEDS), TIES.map(lambda times: fh.Explicit(times[:n]))))
     arguments = n, k, data.draw(st.integers(1, 40)), devices, data.draw(st.integers(0, 99)), busy
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "WINDOW", window)
         assert_same(fh.make_schedule(*arguments), slow_schedule(*arguments))
 
 
-@pytest.mark.parametrize("devices", DEVICES, ids=repr)
+@pytest.mark.parametrize("devices", SPEEDS, ids=repr)
 @pytest.mark.parametrize(
     ("n", "k", "rounds", "busy"),
     [
@@ -74,7 +74,7 @@ def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
         (100, 10, 500, 30),
     ],
 )
-def test_equals_the_slow_twin_at_length(devices: Devices, n: int, k: int, rounds: int, busy: int | None) -> None:
+def test_equals_the_slow_twin_at_length(devices: Speeds, n: int, k: int, rounds: int, busy: int | None) -> None:
     assert_same(fh.make_schedule(n, k, rounds, devices, 3, busy), slow_schedule(n, k, rounds, devices, 3, busy))
 
 
@@ -269,18 +269,18 @@ def test_schedules_repeat_and_vary_with_the_seed() -> None:
         ({"k": 0}, "k must be at least 1, got 0."),
         ({"k": 3.0}, "k must be a whole number, got 3.0."),
         ({"k": True}, "k must be a whole number, got True."),
-        ({"devices": "random"}, r"devices must be an object such as fedhist.LogNormal\(\), got 'random'."),
-        ({"devices": fh.LogNormal}, r"devices must be an object such as fedhist.LogNormal\(\), got"),
-        ({"devices": fh.LogNormal(sigma=3000)}, "gives times that are not positive numbers; use milder"),
+        ({"speeds": "random"}, r"devices must be an object such as fedhist.LogNormal\(\), got 'random'."),
+        ({"speeds": fh.LogNormal}, r"devices must be an object such as fedhist.LogNormal\(\), got"),
+        ({"speeds": fh.LogNormal(sigma=3000)}, "gives times that are not positive numbers; use milder"),
         ({"rounds": 0}, "rounds must be at least 1, got 0."),
         ({"concurrency": 2}, "concurrency must lie between k=3 and the number of clients 10, got 2."),
         ({"concurrency": 11}, "concurrency must lie between k=3 and the number of clients 10, got 11."),
-        ({"devices": fh.Explicit([1.0])}, "times has 1 entries for 10 clients."),
-        ({"devices": fh.SlowGroup([10])}, "clients names 10; ids run from 0 to 9."),
+        ({"speeds": fh.Explicit([1.0])}, "times has 1 entries for 10 clients."),
+        ({"speeds": fh.SlowGroup([10])}, "clients names 10; ids run from 0 to 9."),
         ({"seed": -1}, r"seed must lie between 0 and 2\^63 - 1, got -1."),
     ],
 )
 def test_refuses(arguments: dict[str, Any], sentence: str) -> None:
-    good: dict[str, Any] = {"num_clients": 10, "k": 3, "rounds": 5, "devices": fh.LogNormal()}
+    good: dict[str, Any] = {"num_clients": 10, "k": 3, "rounds": 5, "speeds": fh.LogNormal()}
     with pytest.raises(fh.InvalidInput, match=sentence):
         fh.make_schedule(**(good | arguments))

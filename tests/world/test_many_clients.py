@@ -62,7 +62,7 @@ def tensor_bytes() -> int:
 
 
 @pytest.mark.parametrize("trainer", ["threaded", "batched"])
-@pytest.mark.parametrize("strategy", [fh.FedAvg(), fh.FedHist(history=2)], ids=["fedavg", "fedhist"])
+@pytest.mark.parametrize("strategy", [fh.FedAvg(), fh.FedHist(h=2)], ids=["fedavg", "fedhist"])
 def test_a_run_keeps_few_bytes_a_client(strategy: fh.Strategy, trainer: str) -> None:
     def run(clients: int) -> int:
         seen: list[int] = []

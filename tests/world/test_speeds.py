@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedhist as fh
-from fedhist.world.speeds import Devices, work_gammas, work_times
+from fedhist.world.speeds import Speeds, work_gammas, work_times
 
 N = 20_000
 
@@ -19,7 +19,7 @@ N = 20_000
         (fh.Pareto(alpha=2.0), np.sqrt(2)),
     ],
 )
-def test_mean_times_follow_the_distribution(devices: Devices, median: float) -> None:
+def test_mean_times_follow_the_distribution(devices: Speeds, median: float) -> None:
     times = devices.mean_times(N, seed=0)
     assert times.shape == (N,) and (times > 0).all()
     assert np.median(times) == pytest.approx(median, rel=0.03)

@@ -90,6 +90,9 @@ class Candidate(NamedTuple):
 class Trainer(Protocol):
     """Runs jobs and evaluations on some device."""
 
+    works_ahead: bool
+    """Whether jobs are done in the background, each by itself, so that those of later rounds can be begun as well."""
+
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Begin to write each job's upload `w_received - w_local` into its row.
 

@@ -22,6 +22,8 @@ TEST_BATCH = 500
 class ReferenceTrainer:
     """Trains each client as a textbook would."""
 
+    works_ahead = False
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._nets: dict[tuple[Task, int], ModuleNet] = {}

@@ -137,6 +137,8 @@ class ThreadedTrainer:
         Whether the compiled kernel does what it can.
     """
 
+    works_ahead = True
+
     def __init__(self, native: bool = False) -> None:
         self._native = native
         self._data: dict[tuple[tuple[int, ...], bool], _Data] = {}

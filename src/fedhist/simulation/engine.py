@@ -327,9 +327,10 @@ class _Wave:
 
     def _let_leave(self, round_: int) -> None:
         """Set runs apart whose next round must be taken upload by upload."""
-        for i in [i for i, first in self.leaving.items() if first == round_ + 1]:
+        for i, run in self.by_number.items():
+            if run.left or self.leaving.get(i) != round_ + 1:
+                continue
             self._look(round_)
-            run = self.by_number[i]
             if run.server.tape is not None:
                 run.server.tape.write(round_, flush=True)
             state = taken(self.members, self.first.kind, round_, self.runs, self.source)

@@ -57,13 +57,13 @@ def test_a_resumed_run_is_neither_twice_nor_half_there(task: fh.Task, tmp_path: 
             raise KeyboardInterrupt  # what is written of this round is in no checkpoint yet
 
     with pytest.raises(KeyboardInterrupt):
-        fh.simulate("fedhist", task, **rest, resume=state, on_round=dying)  # type: ignore[arg-type]
+        fh.simulate("fedhist", task, **rest, checkpoint=state, on_round=dying)  # type: ignore[arg-type]
     (run,) = (tmp_path / "board").iterdir()
     for file in run.iterdir():
         file.write_bytes(file.read_bytes()[:-7])  # not all had reached the disk
     for _ in range(2):  # the second time there is nothing left to do
         with TensorBoard(tmp_path / "board") as again:
-            history = fh.simulate("fedhist", task, **rest, resume=state, on_round=again)  # type: ignore[arg-type]
+            history = fh.simulate("fedhist", task, **rest, checkpoint=state, on_round=again)  # type: ignore[arg-type]
         found = written(run)
         assert [step for step, _ in found["accuracy"]] == history.round
         assert [value for _, value in found["accuracy"]] == pytest.approx(history.accuracy)
@@ -93,13 +93,13 @@ def test_each_evaluation_is_fresh_once(task: fh.Task) -> None:
     history = fh.simulate("fedavg", task, k=2, rounds=7, eval_every=3, on_round=on_round)
     assert seen == [3, 6, 7]
     assert list(fresh([history], told)) == []
-    history.records = history.records[:1]  # a run that has begun again
+    history.evaluations = history.evaluations[:1]  # a run that has begun again
     ((_, records),) = fresh([history], told)
     assert [record.round for record in records] == [3]
 
 
 def test_figures_leave_out_what_is_not_known(task: fh.Task) -> None:
     history = fh.simulate("fedavg", task, k=2, rounds=2)
-    known = figures(history, history.records[0])
+    known = figures(history, history.evaluations[0])
     assert known["accuracy"] == history.final_accuracy and known["uploads/rejected"] == 0
     assert "epsilon" not in known and all(isinstance(value, float) for value in known.values())

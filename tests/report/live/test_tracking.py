@@ -36,9 +36,9 @@ def test_mlflow(task: fh.Task, tmp_path: Path) -> None:
 
     hook = example("mlflow_hook").MLflow(uri)
     with pytest.raises(KeyboardInterrupt):
-        fh.compare(["fedavg", "fedhist"], task, seeds=1, resume=tmp_path / "s", on_round=dying, **COMMON)
+        fh.compare(["fedavg", "fedhist"], task, seeds=1, checkpoint=tmp_path / "s", on_round=dying, **COMMON)
     again = example("mlflow_hook").MLflow(uri)
-    runs = fh.compare(["fedavg", "fedhist"], task, seeds=1, resume=tmp_path / "s", on_round=again, **COMMON)
+    runs = fh.compare(["fedavg", "fedhist"], task, seeds=1, checkpoint=tmp_path / "s", on_round=again, **COMMON)
     found = {run.info.run_name: run.info for run in again.client.search_runs([again.experiment])}
     assert found.keys() == {history.name for history in runs}
     for history in runs:

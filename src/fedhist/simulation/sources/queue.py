@@ -177,8 +177,8 @@ class _Line:
         """
         self.server.open_round()
         self._versions.publish(self._round, self.server.model)
-        last = self._round == self._trial.rounds
-        return self._begun(self._feed.upcoming(self._k if last else 2 * self._k))
+        ahead = self._trainer.works_ahead and self._round < self._trial.rounds
+        return self._begun(self._feed.upcoming(2 * self._k if ahead else self._k))
 
     def _begun(self, starts: Sequence[Start]) -> Work:
         work: Work = []
@@ -236,6 +236,8 @@ class _Line:
             self._versions.holders[self._round] += self._k
         if isinstance(self._feed, Clock):
             self._feed.close(self._closing)
+        if not self._trainer.works_ahead:
+            self._uploads.clear()  # what was computed and has not arrived, as a resumed run would not have it
 
     @property
     def _colluding(self) -> bool:
