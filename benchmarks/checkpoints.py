@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fedhist as fh
-from fedhist.simulation.checkpoint import Keeper
+from fedhist.simulation.checkpoint import Checkpoints, Saved
 
 
 class Enough(Exception):
@@ -27,13 +27,13 @@ def measure(method: str, ratio: int, dataset: str, seconds: float, device: str) 
     """Run a method for so many seconds; return a line about it."""
     task = fh.load_task(dataset, clients=10 * ratio, beta=0.3)
     spent, sizes, started = [], [], 0.0
-    plain = Keeper._save
+    plain = Checkpoints.save
 
-    def timed(keeper: Keeper, round_: int) -> None:
+    def timed(checkpoints: Checkpoints, saved: Saved) -> None:
         begun = time.perf_counter()
-        plain(keeper, round_)
+        plain(checkpoints, saved)
         spent.append(time.perf_counter() - begun)
-        sizes.append(sum(file.stat().st_size for file in keeper.folder.folder.iterdir()))
+        sizes.append(sum(file.stat().st_size for file in checkpoints.folder.iterdir()))
 
     def watch(round_: int, _: Sequence[fh.History]) -> None:
         nonlocal started
@@ -42,14 +42,14 @@ def measure(method: str, ratio: int, dataset: str, seconds: float, device: str) 
         elif time.perf_counter() - started > seconds:
             raise Enough
 
-    Keeper._save = timed  # type: ignore[method-assign]
+    Checkpoints.save = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             fh.simulate(method, task, k=10, rounds=100_000, device=device, on_round=watch, checkpoint=Path(folder))
     except Enough:
         took = time.perf_counter() - started
     finally:
-        Keeper._save = plain  # type: ignore[method-assign]
+        Checkpoints.save = plain  # type: ignore[method-assign]
     if not spent:
         return f"{method}, N/K = {ratio}: no checkpoint was due within {took:.0f} s"
     mean = sum(spent) / len(spent)

@@ -19,7 +19,7 @@ from torch import nn
 
 import fedhist as fh
 from fedhist.noise import gaussian, keyed, secret_gaussian
-from fedhist.report.table import cells, percent, rows
+from fedhist.report.table import epsilon, percent, rows
 
 DELTA = 1e-5
 MULTIPLIERS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
@@ -69,9 +69,8 @@ def main() -> None:
     print(f"| neither clip nor noise | – | {average} | {average} | {hist} |")
     for z in MULTIPLIERS:
         line = [next(table) for _ in columns]
-        spent = "–" if line[0].epsilon is None else cells(line[0])[-1]
         accuracies = " | ".join(percent(row.final, row.final_spread) for row in line)
-        print(f"| {z:g}{' (clip alone)' if z == 0 else ''} | {spent} | {accuracies} |")
+        print(f"| {z:g}{' (clip alone)' if z == 0 else ''} | {epsilon(line[0])} | {accuracies} |")
     print_cost()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from fedhist.errors import exit_with_sentence
 from fedhist.paper.cells import Cell, Experiment, Scale
 from fedhist.paper.reproduce import reproduce
-from fedhist.paper.tables import Results, by_seed, final, markdown, shown
+from fedhist.paper.tables import Results, by_seed, final, markdown, mean_and_spread
 from fedhist.simulation.methods import as_method
 
 METHODS = ("fedavg", "refl", "fedhist")
@@ -74,9 +74,9 @@ def accuracies(results: Results, methods: Sequence[str], attacks: Mapping[str, s
     means = {place: statistics.fmean(found.values()) for place, found in values.items() if found}
 
     def cell(method: str, attack: str | None) -> str:
-        text = shown(values[method, attack].values())
-        lost = sum(by_seed(results, lambda r: r.get("diverged", False), method=method, attack=attack).values())
-        text += f" ({lost:g} diverged)" if lost else ""
+        text = mean_and_spread(values[method, attack].values())
+        diverged = sum(by_seed(results, lambda r: r.get("diverged", False), method=method, attack=attack).values())
+        text += f" ({diverged:g} diverged)" if diverged else ""
         best = max((mean for (_, other), mean in means.items() if other == attack), default=None)
         return f"**{text}**" if means.get((method, attack), -1) == best else text
 
@@ -98,7 +98,7 @@ def weights(results: Results, methods: Iterable[str], attacks: Mapping[str, str 
     rows = (
         [
             as_method(m).name,
-            *(shown(by_seed(known, emphasis, method=m, attack=a).values(), 2) for a in attacks.values()),
+            *(mean_and_spread(by_seed(known, emphasis, method=m, attack=a).values(), 2) for a in attacks.values()),
         ]
         for m in methods
     )
@@ -112,8 +112,8 @@ def defences_tables(results: Results) -> str:
 
 
 def _both(results: Results, methods: Sequence[str], attacks: Mapping[str, str | None]) -> str:
-    told = "Weight of an attacker's upload, where an honest one's is 1:"
-    return "\n\n".join([accuracies(results, methods, attacks), told, weights(results, methods, attacks)])
+    title = "Weight of an attacker's upload, where an honest one's is 1:"
+    return "\n\n".join([accuracies(results, methods, attacks), title, weights(results, methods, attacks)])
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {"defences": defences, "parts": parts, "lengths": lengths}

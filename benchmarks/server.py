@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
+from bench import best_rates, machine
 
 import fedhist as fh
-from fedhist.command.bench import best_rates, machine
 from fedhist.errors import exit_with_sentence, require
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import available, devices_of
@@ -29,6 +29,13 @@ def milliseconds(work, repeats: int, device: torch.device) -> float:
     return 1000 / best_rates({"": (1, finished)}, repeats)[""]
 
 
+def copying(rows: int, columns: int, repeats: int, device: torch.device) -> float:
+    """Return how long a copy of a matrix takes, in milliseconds."""
+    source = torch.randn(rows, columns, device=device)
+    target = torch.empty_like(source)
+    return milliseconds(lambda: target.copy_(source), repeats, device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=int, default=1_000_000)
@@ -42,12 +49,9 @@ def main() -> None:
     device, k, size = devices_of(args.device)[0], args.k, args.params
     torch.set_num_threads(args.threads)
     h = default_h(args.clients, k)
-    source = torch.randn(k + h, size, device=device)
-    target = torch.empty_like(source)
-    copy = milliseconds(lambda: target.copy_(source), args.repeats, device)
+    copy = copying(k + h, size, args.repeats, device)
     print(machine(device))
     print(f"server step, P = {size:,}, K = {k}, h = {h}, {args.threads} threads; a copy takes {copy:.3f} ms")
-    del source, target
     generator = torch.Generator().manual_seed(0)
     arrivals = fh.Arrivals(
         torch.randn(k, size, device=device),

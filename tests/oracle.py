@@ -5,12 +5,13 @@ Symbols and step numbers are those of the method page, equation numbers those of
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Result = tuple[np.ndarray, list[float] | None]
+Average = Callable[[list[float], list[np.ndarray]], np.ndarray]
 
 
 class Upload(NamedTuple):
@@ -59,6 +60,11 @@ def clipped(x: np.ndarray, limit: float) -> np.ndarray:
     return x * (limit / norm(x)) if norm(x) > limit else x
 
 
+def mean_length(average: Average, g: list[np.ndarray]) -> float:
+    """The second factor of Eq. 15."""
+    return float(average([1.0 / len(g)] * len(g), [np.array([norm(x)]) for x in g])[0])
+
+
 class Method:
     """What every rule shares; a subclass names its options, with defaults, in its body."""
 
@@ -84,13 +90,17 @@ class Method:
 
 
 class FedAvg(Method):
-    """p_i ∝ n_i, or equal weights."""
+    """p_i ∝ n_i, or equal weights; with INA at the mean length of the uploads."""
 
     by_examples = True
+    ina = False
 
     def rule(self, g: list[np.ndarray], tau: list[int], c: list[int], n: list[int]) -> Result:
         p = normalise([float(n[i]) if self.by_examples else 1.0 for i in range(self.k)])
-        return self.average(p, g), p
+        mean = self.average(p, g)
+        if self.ina and norm(mean) > 0.0:
+            mean = mean / norm(mean) * mean_length(self.average, g)
+        return mean, p
 
 
 class DynSGD(Method):
@@ -171,20 +181,16 @@ class WKAFL(Method):
 class FedHist(Method):
     """EGS, HAA and INA, in the order of the method page's "One round"."""
 
-    history: int | None = None
+    h: int | None = None
     alpha, lam, gamma, sim_threshold = 0.1, 0.5, 0.1, 0.0
     egs = haa = ina = True
-    weight_floor: float | None = 0.0
     ina_direction = "aggregate"  # or "sum"
-    ina_norms = "submitted"  # or "fused" or "weighted"
     remember_amplified = True
-    remember_fused = leave_one_out = relative_support = False
 
     def __init__(self, num_clients: int, k: int, **options: Any) -> None:
         super().__init__(num_clients, k, **options)
         assert self.ina_direction in ("aggregate", "sum")
-        assert self.ina_norms in ("submitted", "fused", "weighted")
-        self.h = max(1, round(num_clients / (2 * k))) if self.history is None else self.history
+        self.kept = max(1, round(num_clients / (2 * k))) if self.h is None else self.h
         self.G: list[np.ndarray] = []  # global updates, oldest first
         self.L: list[list[Upload]] = []  # one sublist per round, oldest first
         self.utility = [0.0] * num_clients  # Ū
@@ -197,13 +203,12 @@ class FedHist(Method):
             aggregate = self.average([1.0] * self.k, g)  # the direction Eq. 15 prints
         u = aggregate
         if self.ina and norm(aggregate) > 0.0:  # Step 3, Eq. 15; a zero aggregate stays zero
-            u = aggregate / norm(aggregate) * self.length(g, fused, p)
+            u = aggregate / norm(aggregate) * mean_length(self.average, g)
         # Step 4, remember.
         self.G.append(u if self.remember_amplified else aggregate)
-        stored = fused if self.remember_fused else g
-        self.L.append([Upload(stored[i], tau[i], c[i]) for i in range(self.k)])
-        self.G, self.L = self.G[-self.h :], self.L[-self.h :]
-        if self.haa and len(self.L) == self.h:
+        self.L.append([Upload(g[i], tau[i], c[i]) for i in range(self.k)])
+        self.G, self.L = self.G[-self.kept :], self.L[-self.kept :]
+        if self.haa and len(self.L) == self.kept:
             self.evaluate()
         return u, p
 
@@ -219,32 +224,21 @@ class FedHist(Method):
         if not self.haa:
             return normalise([decay(t) for t in tau])
         p_hat = [decay(tau[i]) + self.lam * self.utility[c[i]] for i in range(self.k)]  # Eq. 8, no outer sum
-        if self.weight_floor is not None:
-            p_hat = [max(value, self.weight_floor) for value in p_hat]
-        return normalise(p_hat)
-
-    def length(self, g: list[np.ndarray], fused: list[np.ndarray], p: list[float]) -> float:
-        """Step 3, the second factor of Eq. 15."""
-        lengths = [np.array([norm(x)]) for x in (fused if self.ina_norms == "fused" else g)]
-        return float(self.average(p if self.ina_norms == "weighted" else [1.0 / self.k] * self.k, lengths)[0])
+        return normalise([max(value, 0.0) for value in p_hat])
 
     def evaluate(self) -> None:
         """Step 5, HAA utilities of the clients in the oldest sublist."""
         same_base = []  # S, Eq. 10
         for index, sublist in enumerate(self.L, start=1):
             same_base += [upload for upload in sublist if upload.tau == index]
+        size = len(same_base)
+        if size == 0:
+            return
+        predicted = combine([1.0 / size] * size, [upload.vector for upload in same_base])  # Eq. 11
         for his in self.L[0]:
-            judges = same_base
-            if self.leave_one_out:  # changes S only where `his` is in it, that is tau = 1
-                judges = [upload for upload in same_base if upload is not his]
-            size = len(judges)
-            if size == 0:
-                continue
-            predicted = combine([1.0 / size] * size, [upload.vector for upload in judges])  # Eq. 11
             sim = cosine(his.vector, predicted)
             p_his = 1.0 - decay(his.tau) if sim >= self.sim_threshold else decay(his.tau)  # Eq. 13
-            support = size / self.k if self.relative_support else size
-            util = (sim - self.sim_threshold) * p_his * support  # Eq. 12
+            util = (sim - self.sim_threshold) * p_his * size  # Eq. 12
             old = self.utility[his.client]
             self.utility[his.client] = (1.0 - self.gamma) * old + self.gamma * util  # Eq. 14
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.simulation.engine import BegunAgain
+from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
+from fedhist.clients.reference import ReferenceTrainer
 from fedhist.world.attacks import ATTACKS
+from tests.clients.test_batched import Own, Recurrent, smooth
+from tests.clients.test_trainers import OBJECTIVES, jobs
 from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
 from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
 
@@ -107,18 +112,61 @@ def test_resumed_to_the_bit_on_a_gpu(task: fh.Task, tmp_path: Path, method: str)
     whole = fh.simulate_many(trials, device="cuda")
     for round_ in (1, 40, 63, 64, 65):
         with pytest.raises(Stopped):
-            fh.simulate_many(trials, device="cuda", checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_))
+            fh.simulate_many(
+                trials, device="cuda", checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_)
+            )
     for a, b in zip(fh.simulate_many(trials, device="cuda", checkpoint=tmp_path), whole, strict=True):
         assert_same(a, b)
 
 
 def test_a_client_with_broken_data_on_a_gpu(task: fh.Task) -> None:
-    """It is noticed at the next evaluation; the run begins again, and the one beside it goes on."""
+    """Its run leaves the batch before the first bad upload and continues upload by upload; the other run stays."""
     broken = copy.deepcopy(task)
     broken.x[broken.client(0)] = torch.nan
     trials = [fh.Trial("fedhist", each, k=3, rounds=30, local=LOCAL, eval_every=10) for each in (broken, task)]
-    with pytest.warns(BegunAgain, match="client 0 uploaded NaN or infinity in round"):
-        left_out, fine = fh.simulate_many(trials, device="cuda")
+    left_out, fine = fh.simulate_many(trials, device="cuda")
     assert {(event["event"], event["client"]) for event in left_out.events} == {("rejected", 0)}
     assert not (left_out.clients == 0).any()
     assert fine.events == []
+    expected = fh.simulate("fedhist", broken, k=3, rounds=30, local=LOCAL, eval_every=10, device="cpu")
+    assert left_out.clients.tolist() == expected.clients.tolist()
+    assert left_out.loss == pytest.approx(expected.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_trainers_on_a_gpu_agree_with_the_cpu(task: fh.Task, image_task: fh.Task, objective: str) -> None:
+    for each in (task, image_task):
+        work = jobs(each, fh.LocalSGD(lr=0.1, steps=3, batch_size=5, momentum=0.5), OBJECTIVES[objective])
+        expected = torch.empty(len(work), each.layout.size)
+        ReferenceTrainer(torch.device("cpu")).start(work, list(expected))
+        on_gpu = [
+            replace(job, received=job.received.cuda(), previous=None if job.previous is None else job.previous.cuda())
+            for job in work
+        ]
+        for trainer in (ReferenceTrainer(torch.device("cuda")), BatchedTrainer(torch.device("cuda"))):
+            out = torch.empty(len(work), each.layout.size, device="cuda")
+            assert not trainer.start(on_gpu, list(out))
+            torch.testing.assert_close(out.cpu(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_clients_that_cannot_be_batched_take_turns_on_a_gpu(task: fh.Task) -> None:
+    options = {"k": 3, "rounds": 6, "local": LOCAL, "objective": Own(smooth), "eval_every": 3}
+    with pytest.warns(UserWarning, match="clients are trained one after the other, .* Own counts the padding"):
+        gpu = fh.simulate("fedavg", task, device="cuda", **options)  # type: ignore[arg-type]
+    assert gpu.loss == pytest.approx(fh.simulate("fedavg", task, device="cpu", **options).loss, rel=1e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_models_on_a_gpu(kind: type[nn.RNNBase]) -> None:
+    x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    task = fh.Task(lambda: Recurrent(kind), x, y, np.array_split(np.arange(40), 5), x, y)
+    possible = why_not_batched(task, fh.CrossEntropy(), torch.device("cuda")) is None
+    with nullcontext() if possible else pytest.warns(UserWarning, match="clients are trained one after the other"):
+        gpu = fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL, eval_every=2, device="cuda")
+    cpu = fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL, eval_every=2, device="cpu")
+    assert gpu.loss == pytest.approx(cpu.loss, rel=1e-3)
+
+
+def test_memory_for_batches_is_measured(task: fh.Task) -> None:
+    small, large = (bytes_per_client(task, fh.CrossEntropy(), size, torch.device("cuda")) for size in (8, 512))
+    assert large > small >= task.layout.size * 4

@@ -40,8 +40,8 @@ def main() -> None:
                     net.start_node(f"node{part}", partition_id=part)
                 net.run(tensors=tensors, packed=packed, out=folder / "out.json")
                 wait_for(folder / "out.json", net, 400)
-            told = json.loads((folder / "out.json").read_text())
-        ours, flower, whole = (told[each] / told["rounds"] for each in ("ours", "flower", "seconds"))
+            spent = json.loads((folder / "out.json").read_text())
+        ours, flower, whole = (spent[each] / spent["rounds"] for each in ("ours", "flower", "seconds"))
         print(f"| {name} | {1000 * ours:.0f} | {1000 * flower:.0f} | {ours / flower:.2f} | {whole:.1f} |", flush=True)
 
 

@@ -29,7 +29,6 @@ def main() -> None:
             for part in range(6):
                 net.start_node(f"node{part}", partition_id=part, delay=8 if part == 4 else 0)
             net.run(strategy=args.strategy, rounds=args.rounds, out=folder / "history")
-            shown = 0
             killed = back = False
             started = time.monotonic()
             while not (folder / "history" / "summary.json").exists():
@@ -47,7 +46,7 @@ def main() -> None:
                 time.sleep(0.5)
             history = fh.History.load(folder / "history")
     print(f"\n{'round':>5} {'seconds':>8} {'accuracy':>9}  clients (staleness, weight)")
-    accuracy = {record.round: record.accuracy for record in history.evaluations}
+    accuracy = dict(zip(history.round, history.accuracy, strict=True))
     for row in range(history.rounds):
         who = "  ".join(
             f"{client} (τ {stale}, {weight:.2f})"
@@ -56,13 +55,11 @@ def main() -> None:
             )
         )
         print(f"{row + 1:>5} {history.arrived[row, -1]:>8.1f} {accuracy.get(row + 1, float('nan')):>9.1%}  {who}")
-        shown += 1
     print("\nEvents:")
     for event in history.events:
         print("  " + json.dumps(event))
-    print(
-        f"\n{shown} rounds of exactly {history.clients.shape[1]} uploads; everything that was started has been stopped."
-    )
+    rounds, k = history.clients.shape
+    print(f"\n{rounds} rounds of exactly {k} uploads; everything that was started has been stopped.")
 
 
 if __name__ == "__main__":

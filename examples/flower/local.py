@@ -23,7 +23,7 @@ NAME = "loopback"
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -117,9 +117,9 @@ class Deployment:
         return done.stdout
 
     def run(self, **config: object) -> None:
-        """Start the app, and keep what its server says in run.log."""
+        """Start the app, and keep the log of its server in run.log."""
         if "run" in self.processes:
-            self.kill("run")  # only the one that listens to the run before
+            self.kill("run")  # only the process that follows the log of the run before
         self._start("run", "flwr", "run", str(self.app), NAME, "--stream", "-c", _toml(config))
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
@@ -136,7 +136,7 @@ class Deployment:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        _signal(started - {process.pid for process in stopping}, signal.SIGKILL)  # those that did not listen
+        _signal(started - {process.pid for process in stopping}, signal.SIGKILL)  # those that are still there
 
     def server_app(self) -> int | None:
         """Return the process that runs the ServerApp."""
@@ -186,11 +186,11 @@ def _descendants(pid: int) -> list[int]:
 
 
 def wait_for(file: Path, deployment: Deployment, seconds: float) -> None:
-    """Wait until a file is there, and no longer than the run lasts."""
+    """Wait until a file exists, at most until the run ends."""
     deadline = time.monotonic() + seconds
     while not file.exists():
         ended = deployment.processes["run"].poll() is not None and not file.exists()
         if ended or time.monotonic() > deadline:
             what = "the run has ended" if ended else f"{seconds:g} s have passed"
-            raise TimeoutError(f"{what}, and {file} is not there:\n{deployment.log('run')[-4000:]}")
+            raise TimeoutError(f"{what}, and {file} does not exist:\n{deployment.log('run')[-4000:]}")
         time.sleep(0.2)

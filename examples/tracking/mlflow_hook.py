@@ -15,26 +15,27 @@ from fedhist.report.live import figures, fresh
 class MLflow:
     """An `on_round` hook: an MLflow run for each method and seed, one metric for each figure, steps are rounds.
 
-    What is resumed goes on in its run. Rounds that are done again come out the same and are not sent twice.
+    A simulation that is resumed continues its MLflow run. Rounds that are computed again come out the same and are
+    not sent twice.
     """
 
     def __init__(self, uri: str, experiment: str = "fedhist") -> None:
-        self.client, self.told = MlflowClient(tracking_uri=uri), {}
+        self.client, self.seen = MlflowClient(tracking_uri=uri), {}
         known = self.client.get_experiment_by_name(experiment)
         self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
 
     def __call__(self, round_: int, histories: Sequence[fh.History]) -> None:
-        for history, records in fresh(histories, self.told):
+        for history, evaluations in fresh(histories, self.seen):
             same = f'attributes.run_name = "{history.name}" and attributes.status = "RUNNING"'
             found = self.client.search_runs([self.experiment], same)
             run = (found[0] if found else self.client.create_run(self.experiment, run_name=history.name)).info.run_id
             sent = max((each.step for each in self.client.get_metric_history(run, "accuracy")), default=0)
             now = int(1000 * time.time())
-            for record in records:
-                if record.round > sent:
-                    values = figures(history, record).items()
-                    self.client.log_batch(run, [Metric(name, value, now, record.round) for name, value in values])
-            if records[-1].round == history.rounds:
+            for evaluation in evaluations:
+                if evaluation.round > sent:
+                    values = figures(history, evaluation).items()
+                    self.client.log_batch(run, [Metric(name, value, now, evaluation.round) for name, value in values])
+            if evaluations[-1].round == history.setting["rounds"]:
                 self.client.set_terminated(run)
 
 

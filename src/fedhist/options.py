@@ -12,10 +12,11 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedhist.errors import InvalidInput, brief, require, unknown
 
+T = TypeVar("T")
 KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "Path": Path}
 """Types of options by how their annotation begins; any other option is given as text, such as ``pareto:alpha=1``."""
 LONGEST_TEXT = 300
@@ -48,7 +49,7 @@ class Option:
 
 def option(
     default: Any,
-    help: str,  # noqa: A002 (as in typer)
+    help: str,
     panel: str,
     *,
     name: str | None = None,
@@ -91,6 +92,13 @@ def options_of(kind: Any) -> dict[str, Option]:
                 name, field.name, None, KINDS.get(first, str), field.default, **field.metadata["option"]
             )
     return found
+
+
+def documented(kind: type[T]) -> type[T]:
+    """List the options of a dataclass in its docstring."""
+    lines = [f"{each.field}\n    {each.help}" for each in options_of(kind).values() if each.part is None]
+    kind.__doc__ = "\n".join([inspect.getdoc(kind) or "", "", "Parameters", "----------", *lines, ""])
+    return kind
 
 
 def values_of(thing: Any) -> dict[str, Any]:

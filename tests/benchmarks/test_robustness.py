@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fedhist.paper.__main__ import main
 
 from fedhist.paper import runner
 from fedhist.paper.cells import SCALES, Cell
+from fedhist.paper.reproduce import reproduce
 from fedhist.paper.runner import results
 
 
@@ -40,11 +40,11 @@ def test_a_cell_runs_and_is_found_again(
     smoke = SCALES["smoke"]
     wanted = [c for c in robustness.parts(smoke, [0]) if c.method in ("fedavg", "fedhist")][:4]
     experiments = {"parts": lambda scale, seeds: wanted}
-    main(["parts", "--out", str(tmp_path)], experiments, robustness.TABLES)
+    reproduce("parts", out=tmp_path, experiments=experiments, tables=robustness.TABLES)
     assert len(list(tmp_path.glob("*.json"))) == 4
-    shown = capsys.readouterr().out
-    assert "| FedHist |" in shown and "sign-flip" in shown
-    main(["parts", "--out", str(tmp_path), "--redraw"], experiments, robustness.TABLES)
+    printed = capsys.readouterr().out
+    assert "| FedHist |" in printed and "sign-flip" in printed
+    reproduce("parts", out=tmp_path, redraw=True, experiments=experiments, tables=robustness.TABLES)
     assert (tmp_path / "parts.md").read_text().strip() in capsys.readouterr().out
     assert set(runner.results(wanted, tmp_path)) == set(wanted)
 

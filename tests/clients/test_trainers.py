@@ -1,8 +1,11 @@
-"""The fast paths against the oracle."""
+"""The fast trainers against the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -10,13 +13,20 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.clients import Candidate, Job, ReferenceTrainer, ThreadedTrainer
-from fedhist.clients.batched import descend, evaluate, padded
-from fedhist.clients.net import ModuleNet
+from fedhist.clients.batched import BatchedTrainer
+from fedhist.clients.job import Candidate, Job, Trainer
 from fedhist.clients.objectives import Objective
+from fedhist.clients.reference import ReferenceTrainer
+from fedhist.clients.threaded import ThreadedTrainer
 
 CPU = torch.device("cpu")
-FAST = ("threaded", "native", "batched")
+TRAINERS: dict[str, Callable[[], Trainer]] = {
+    "reference": lambda: ReferenceTrainer(CPU),
+    "threaded": ThreadedTrainer,
+    "native": lambda: ThreadedTrainer(native=True),
+    "batched": lambda: BatchedTrainer(CPU),
+}
+FAST = [name for name in TRAINERS if name != "reference"]
 OBJECTIVES: dict[str, Objective] = {
     "cross-entropy": fh.CrossEntropy(),
     "proximal": fh.Proximal(mu=0.5),
@@ -39,30 +49,11 @@ def jobs(task: fh.Task, local: fh.LocalSGD, objective: Objective) -> list[Job]:
     ]
 
 
-def batched(work: list[Job]) -> Tensor:
-    task, local, objective = work[0].task, work[0].local, work[0].objective
-    plans = [job.batches() for job in work]
-    shape = max(map(len, plans)), max(len(batch) for plan in plans for batch in plan)
-    index, weight = padded(plans, *shape)
-    received = torch.stack([job.received for job in work])
-    previous = torch.stack([job.received if job.previous is None else job.previous for job in work])
-    known = torch.tensor([float(job.previous is not None) for job in work])
-    net = ModuleNet(task.build(0), task.layout)
-    return descend(
-        net, local, objective, local.lr, received, previous, known, (index, weight.float()), (task.x, task.y)
-    )
-
-
 def uploads(name: str, work: list[Job]) -> Tensor:
-    if name == "batched":
-        return batched(work)
-    trainer = ReferenceTrainer(CPU) if name == "reference" else ThreadedTrainer(native=name == "native")
     out = torch.full((len(work), work[0].task.layout.size), torch.nan)
-    try:
+    with closing(TRAINERS[name]()) as trainer:
         for future in trainer.start(work, list(out)):
             future.result()
-    finally:
-        trainer.close()
     return out
 
 
@@ -97,12 +88,8 @@ def test_agrees_on_lenet(fast: str) -> None:
 def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     models = torch.randn(3, image_task.layout.size, generator=torch.Generator().manual_seed(1))
     candidates = [Candidate(image_task, 0, model) for model in models]
-    if fast == "batched":
-        results = evaluate(image_task, ModuleNet(image_task.build(0), image_task.layout), models)
-    else:
-        trainer = ThreadedTrainer(native=fast == "native")
+    with closing(TRAINERS[fast]()) as trainer:
         results = trainer.evaluate(candidates)
-        trainer.close()
     for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):
         assert a.correct.tolist() == b.correct.tolist() and a.total.tolist() == b.total.tolist() == [3, 3, 3]
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
@@ -116,7 +103,7 @@ def test_upload_is_the_received_model_minus_the_trained_one() -> None:
     x, y = torch.tensor([[2.0]]), torch.tensor([1])
     task = fh.Task(model, x, y, [[0]], x, y)
     work = [Job(task, fh.LocalSGD(lr=0.1), fh.CrossEntropy(), 0, 0, 1, torch.zeros(4), None)]
-    for name in ("reference", *FAST):
+    for name in TRAINERS:
         # ∂loss/∂logits = (1/2, -1/2), times x = 2 for the weights; times lr 0.1
         torch.testing.assert_close(uploads(name, work), torch.tensor([[0.1, -0.1, 0.05, -0.05]]))
 
@@ -131,8 +118,8 @@ def test_batches_depend_on_seed_client_and_version_only(task: fh.Task) -> None:
     assert batches(0, 7, 3) == first
 
 
-@pytest.mark.parametrize("trainer", ["reference", *FAST])
-def test_nobody_sees_examples_of_others(make_task: Callable[..., fh.Task], trainer: str) -> None:
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_clients_do_not_see_examples_of_others(make_task: Callable[..., fh.Task], trainer: str) -> None:
     task = make_task()
     task.x[task.client(0)] = torch.nan
     work = jobs(task, fh.LocalSGD(steps=3, batch_size=7), fh.CrossEntropy())[1:]
@@ -173,3 +160,70 @@ def test_torch_keeps_its_threads(task: fh.Task) -> None:
     before = torch.get_num_threads()
     fh.simulate("fedavg", task, k=2, rounds=1)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_jobs_of_different_runs_go_together(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    """Tasks, seeds, objectives and local work may all differ; so may the learning rate of otherwise equal work."""
+    works = [
+        jobs(make_task(), fh.LocalSGD(lr=0.1, steps=2), fh.CrossEntropy()),
+        jobs(make_task(clients=3), fh.LocalSGD(lr=0.1, steps=3), fh.Proximal(0.5)),
+        jobs(make_task(clients=3), fh.LocalSGD(lr=0.3, steps=3), fh.Proximal(0.5)),
+        jobs(make_task(), fh.LocalSGD(lr=0.2, steps=2), fh.CrossEntropy()),
+    ]
+    same_task = [replace(job, task=works[0][0].task) for job in works[3]]
+    mixed = [job for group in zip_longest(works[0], works[1], works[2], same_task) for job in group if job is not None]
+    expected = torch.cat([uploads("reference", [job]) for job in mixed])
+    torch.testing.assert_close(uploads(trainer, mixed), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_modules_that_differ_by_seed_are_not_shared(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    class Scaled(nn.Module):
+        """Has a random constant that is not a parameter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.scale = nn.Linear(5, 3), float(torch.rand(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.fc(x)
+
+    task = make_task(model=Scaled)
+    assert task.seed_matters
+    (first, *_) = jobs(task, fh.LocalSGD(lr=0.1), fh.CrossEntropy())
+    both = [first, replace(first, seed=6)]
+    expected = torch.cat([uploads("reference", [job]) for job in both])
+    torch.testing.assert_close(uploads(trainer, both), expected, rtol=1e-4, atol=1e-6)
+    candidates = [Candidate(task, seed, first.received) for seed in (5, 6)]
+    with closing(TRAINERS[trainer]()) as by, closing(ReferenceTrainer(CPU)) as reference:
+        losses, others = ([score.loss for score in each.evaluate(candidates)] for each in (by, reference))
+    assert losses == pytest.approx(others, rel=1e-5) and losses[0] != pytest.approx(losses[1], rel=1e-3)
+
+
+class Returns(fh.CrossEntropy):
+    """An objective that returns something else than a scalar tensor."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        object.__setattr__(self, "change", change)
+
+    def __call__(self, *args: object) -> object:  # type: ignore[override]
+        return self.change(super().__call__(*args))  # type: ignore[arg-type, attr-defined]
+
+
+@pytest.mark.parametrize("trainer", ["auto", "reference", "threaded", "batched"])
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda loss: 0.5, "float"),
+        (lambda loss: None, "NoneType"),
+        (lambda loss: loss.expand(4), r"a tensor of shape \(4,\)"),
+        (lambda loss: loss[None], r"a tensor of shape \(1,\)"),
+    ],
+)
+def test_an_objective_must_return_a_scalar(
+    task: fh.Task, trainer: str, change: Callable[[Tensor], object], got: str
+) -> None:
+    sentence = rf"^objective Returns must return a scalar tensor, such as batch\.mean\(losses\), got {got}\.$"
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        fh.simulate("fedavg", task, k=2, rounds=1, objective=Returns(change), trainer=trainer)

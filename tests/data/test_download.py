@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedhist as fh
-from fedhist.data.datasets import DATASETS, Dataset, load_dataset
-from fedhist.data.download import download
+from fedhist.data.datasets import DATASETS, Dataset, download, load_dataset
 
 CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -85,7 +84,7 @@ def test_a_folder_that_cannot_be_made(server: ThreadingHTTPServer, tmp_path: Pat
         download(url(server, "whole"), tmp_path / "file" / "deep" / "x", MD5)
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server(tmp_path: Path) -> None:
     with pytest.raises(fh.DataError, match=r"could not be downloaded to .*Connection refused"):
         download("http://127.0.0.1:9/file", tmp_path / "file", MD5)
 
@@ -105,15 +104,16 @@ def small_cifar(server: ThreadingHTTPServer, archive: bytes, files: dict[str, by
     return replace(
         DATASETS["cifar100"],
         files={name: hashlib.md5(content).hexdigest() for name, content in files.items()},
-        sources={url(server, "c.tar.gz"): ("c.tar.gz", hashlib.md5(archive).hexdigest())},
+        sources={url(server, "c.tar.gz"): hashlib.md5(archive).hexdigest()},
     )
 
 
 def test_an_archive_is_unpacked_in_torchvisions_layout(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     files = {"train": b"one", "test": b"two"}
     dataset = small_cifar(server, packed("cifar-100-python", {**files, "../evil": b"x"}), files)
-    dataset.fetch(tmp_path, None)
-    assert dataset.find([tmp_path]) == files
+    dataset.fetch(tmp_path)
+    assert dataset.place([tmp_path]) == tmp_path / "cifar-100-python"
+    assert {name: (tmp_path / "cifar-100-python" / name).read_bytes() for name in files} == files
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["c.tar.gz", "test", "train"]
 
 
@@ -128,14 +128,14 @@ def test_an_archive_is_unpacked_in_torchvisions_layout(server: ThreadingHTTPServ
 def test_a_bad_archive(server: ThreadingHTTPServer, tmp_path: Path, content: bytes, sentence: str) -> None:
     dataset = small_cifar(server, content, {"train": b"one", "test": b"two"})
     with pytest.raises(fh.DataError, match=sentence):
-        dataset.fetch(tmp_path, None)
-    assert dataset.find([tmp_path]) is None
+        dataset.fetch(tmp_path)
+    assert dataset.place([tmp_path]) is None
 
 
 def test_missing_data_says_where_it_was_looked_for(
     server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = replace(DATASETS["cifar10"], sources={url(server, "none"): ("c.tar.gz", MD5)})
+    gone = replace(DATASETS["cifar10"], sources={url(server, "none"): MD5})
     monkeypatch.setitem(DATASETS, "cifar10", gone)
     with pytest.raises(fh.DataError, match=r"cifar10 is not in .*cifar-10-batches-py and could not be fetched: "):
         load_dataset("cifar10", tmp_path)

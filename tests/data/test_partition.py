@@ -18,7 +18,7 @@ def is_partition(split: list[np.ndarray], count: int) -> bool:
 
 @given(clients=st.integers(1, 40), beta=st.floats(0.01, 100), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_dirichlet_deals_out_everything_once_and_leaves_nobody_empty(clients: int, beta: float, seed: int) -> None:
+def test_dirichlet_deals_out_everything_once_and_leaves_no_client_empty(clients: int, beta: float, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fh.SplitNotice)
         split = fh.dirichlet(LABELS, clients, beta, seed)
@@ -45,7 +45,7 @@ def test_the_limit_of_beta_gives_each_class_to_one_client(beta: float) -> None:
     assert owners == [1] * 10
 
 
-def test_empty_clients_are_filled_and_told() -> None:
+def test_empty_clients_are_filled() -> None:
     with pytest.warns(fh.SplitNotice, match=r"Dirichlet\(beta=0.01\) left \d+ of 50 clients without examples"):
         split = fh.dirichlet(LABELS, 50, 0.01, seed=0)
     assert min(map(len, split)) == 1
@@ -81,6 +81,15 @@ def test_exclusive_never_refills_from_the_holders() -> None:
     with pytest.warns(fh.SplitNotice, match="holding class 1 back left 1 of 3 clients"):
         divided = fh.exclusive(split, labels, label=1, holders=[1])
     assert [labels[p].tolist() for p in divided] == [[0, 0, 0], [1] * 6, [0]]
+
+
+def test_a_split_says_how_it_was_made() -> None:
+    assert fh.iid(LABELS, 5).about == {"split": "iid"}
+    assert fh.dirichlet(LABELS, 5, 2).about == {"split": "dirichlet", "beta": 2.0}
+    assert fh.shards(LABELS, 5, per_client=3).about == {"split": "shards", "shards_per_client": 3}
+    rare = {"rare_class": 9, "rare_clients": 2}
+    assert fh.exclusive(fh.iid(LABELS, 5), LABELS, label=9, holders=[1, 3]).about == {"split": "iid", **rare}
+    assert fh.exclusive(list(fh.iid(LABELS, 5)), LABELS, label=9, holders=[1, 3]).about == rare
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_constant_buffers_are_fine() -> None:
             return self.linear(x * self.scale)
 
     history = fh.simulate("fedavg", fh.Task(**parts(model=Scaled)), k=1, rounds=3)
-    assert len(history.evaluations) == 1
+    assert history.round == [1, 2, 3]
 
 
 class Odd(nn.Module):
@@ -189,7 +189,7 @@ class Odd(nn.Module):
         ({"model": nn.Linear(4, 3).requires_grad_(False)}, "model Linear has no trainable parameters."),
         (
             {"model": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())},
-            "model Sequential mixes parameter types ['torch.float32', 'torch.float64']; use one.",
+            "model Sequential must be all float32 or all float64, got ['torch.float32', 'torch.float64'].",
         ),
         ({"model": lambda: 3}, "model() must return an nn.Module, got int."),
         ({"x": [1, 2]}, "x and y must be tensors, got list and Tensor."),
@@ -225,16 +225,66 @@ def test_refuses(change: dict[str, Any], sentence: str) -> None:
         fh.Task(**parts(**change))
 
 
+def test_a_class_is_not_a_model() -> None:
+    sentence = (
+        r"^model=Linear cannot be built without arguments \(.*in_features.*\); give a module, such as Linear\(…\), "
+        r"or a function without arguments that builds one\.$"
+    )
+    with pytest.raises(fh.InvalidInput, match=sentence):
+        fh.Task(**parts(model=nn.Linear))
+
+
+def test_a_model_that_ends_in_softmax_is_warned_about_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
+    with pytest.warns(UserWarning, match="outputs of model Sequential sum to one.*expects logits") as caught:
+        task = fh.Task(**parts(model=model))
+        fh.simulate("fedavg", task, k=1, rounds=2)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    fh.Task(**parts(model=nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))))  # cross-entropy leaves it as it is
+    fh.Task(**parts(model=nn.Sequential(nn.Linear(4, 3), nn.ReLU())))
+
+
+def test_dropout_is_noticed_and_the_global_generator_left_alone() -> None:
+    random, fixed = parts(model=nn.Sequential(nn.Dropout(), nn.Linear(4, 3))), parts()
+    before = torch.get_rng_state()
+    assert fh.Task(**random).is_random and not fh.Task(**fixed).is_random
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_other_labels_share_the_inputs(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
-    other = task.relabelled(2 - task.y)
+    other, meta = task.relabelled(2 - task.y), torch.device("meta")
     assert other.y.tolist() == [2 - y for y in task.y.tolist()]
     assert other.data[0] == task.data[0] and other.data[2:] == task.data[2:] and other.data[1] != task.data[1]
-    meta = torch.device("meta")
-    assert other.bytes_for(meta) == task.bytes_for(meta) + 8 * len(task.y)
-    assert other.on(meta)[0] is task.on(meta)[0]  # copied to a device once
-    assert other.bytes_for(meta) == 0 == task.bytes_for(meta)
-    assert task.relabelled(2 - task.y) is other
-    assert task.relabelled(task.y.clone()) is not other
+    sizes = [each.nbytes for each in (task.x, task.y, task.x_test, task.y_test)]
+    assert other.bytes_for(meta) == task.bytes_for(meta) == sum(sizes)
+    x, y, x_test, y_test = task.on(meta)
+    assert (task.bytes_for(meta), other.bytes_for(meta)) == (0, sizes[1])  # only the labels are still to be copied
+    assert other.on(meta)[0] is x and other.on(meta)[1] is not y and other.on(meta)[2:] == (x_test, y_test)
+    assert other.bytes_for(meta) == 0 == task.bytes_for(torch.device("cpu"))
+
+
+def test_other_labels_make_another_task(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    before = task.checksum, task.label_counts().tolist()
+    other = task.relabelled(2 - task.y)
+    assert other.checksum != task.checksum and other.label_counts().tolist() == [row[::-1] for row in before[1]]
+    assert (task.checksum, task.label_counts().tolist()) == before
+    assert task.relabelled(2 - task.y) is other and other.relabelled(task.y) is not task
+    assert other.relabelled(task.y).checksum == task.checksum and other.about == task.about
     sent = pickle.loads(pickle.dumps(make_task(model=torch.nn.Linear(5, 3)).relabelled(2 - task.y)))
-    assert sent.y.tolist() == other.y.tolist()
+    assert sent.y.tolist() == other.y.tolist() and sent.checksum == other.checksum
+
+
+def test_a_checksum_tells_data_and_clients_apart() -> None:
+    base = parts()
+    changed = {
+        "x": base["x"] + 1,
+        "y": base["y"].flip(0),
+        "x_test": base["x_test"] * 2,
+        "y_test": 2 - base["y_test"],
+        "clients": [np.arange(5), np.arange(5, 12)],
+    }
+    tasks = [fh.Task(**base), *(fh.Task(**(base | {name: value})) for name, value in changed.items())]
+    assert len({task.checksum for task in tasks}) == len(tasks)
+    assert fh.Task(**(base | {"x": base["x"].clone(), "name": "other"})).checksum == tasks[0].checksum

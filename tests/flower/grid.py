@@ -13,9 +13,12 @@ from flwr.serverapp import Grid
 Behaviour = Callable[[Message], Message | Error | None]
 """What a node makes of a message: a reply, an error, or nothing, ever."""
 
+LONGEST_RUN = 5_000.0
+"""Seconds of virtual time after which a test has failed."""
+
 
 class VirtualClock:
-    """Time that passes when somebody sleeps, and a list of things to happen on the way."""
+    """Time that passes when the server sleeps, and a list of things to happen on the way."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,11 +28,12 @@ class VirtualClock:
     def at(self, time: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._plans, (time, next(self._count), happen))
 
-    def time(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
         until = self.now + seconds
+        assert until < LONGEST_RUN, "the server waits for something that never happens"
         while self._plans and self._plans[0][0] <= until:
             time, _, happen = heapq.heappop(self._plans)
             self.now = max(self.now, time)

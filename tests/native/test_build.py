@@ -1,4 +1,4 @@
-"""Building the kernel: where, with what, and what is said when it cannot be."""
+"""Building the kernel: where, with what, and the errors when it cannot be built."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_no_compiler_at_all(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         native.kernel()
 
 
-def test_an_error_of_the_compiler_is_told(kernel: None, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_compiler_is_reported(kernel: None, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = fresh.parent / "broken.c"
     broken.write_text("int f(void) { return nonsense; }")
-    monkeypatch.setattr(native, "SOURCES", [broken])
+    monkeypatch.setattr(native, "SOURCE", broken)
     with pytest.raises(native.Unavailable, match=r"failed to compile the kernel \(.*error.*nonsense"):
         native.kernel()
     assert not list(fresh.iterdir())

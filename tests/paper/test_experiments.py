@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedhist as fh
-from fedhist.paper import __main__ as command
 from fedhist.paper import runner, tables
-from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell, figure5, sensitivity, tuning
+from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
 from fedhist.paper.figures import FIGURES
+from fedhist.paper.reproduce import reproduce
+from tests.command.calls import fails, succeeds
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which ``fedhist paper all`` has run."""
     folder = tmp_path_factory.mktemp("paper")
-    command.main(["all", "--scale", "smoke", "--seeds", "1", "--out", str(folder)])
+    reproduce("all", out=folder)
     return folder
 
 
@@ -39,18 +39,18 @@ def test_packed_runs_give_the_same_tables_without_running(folder: Path, tmp_path
     copy.mkdir()
     for file in folder.glob("*.json"):
         (copy / file.name).write_bytes(file.read_bytes())
-    command.main(["table1", "--out", str(copy), "--redraw", "--pack"])
+    succeeds("paper", "table1", "--out", copy, "--redraw", "--pack", cwd=tmp_path)
     assert not list(copy.glob("*.json"))
     packed = (copy / runner.ARCHIVE).read_bytes()
-    command.main(["all", "--out", str(copy), "--redraw"])
+    succeeds("paper", "all", "--out", copy, "--redraw", cwd=tmp_path)
     for name in EXPERIMENTS:
         assert (copy / f"{name}.md").read_text() == (folder / f"{name}.md").read_text()
     assert (copy / runner.pack(copy).name).read_bytes() == packed
 
 
-def test_nothing_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["fig5", "--out", str(tmp_path), "--redraw"])
-    assert "fig5: nothing there yet (66 of 66 runs are missing)." in capsys.readouterr().out
+def test_missing_runs_are_counted(tmp_path: Path) -> None:
+    printed = succeeds("paper", "fig5", "--out", "a", "--redraw", cwd=tmp_path).out
+    assert "fig5: no runs yet (66 of 66 runs are missing)." in printed
 
 
 def test_keys_do_not_change() -> None:
@@ -63,7 +63,7 @@ def test_keys_do_not_change() -> None:
 
 def test_tuning_never_sees_the_test_set() -> None:
     full = SCALES["full"]
-    assert all(cell.validation for cell in [*tuning(full, [0]), *sensitivity(full, [0])])
+    assert all(cell.validation for cell in [*EXPERIMENTS["tuned"](full, [0]), *EXPERIMENTS["sensitivity"](full, [0])])
     task, held = fh.load_task("digits", 20, 0.3), fh.load_task("digits", 20, 0.3, validation=True)
     assert len(held.x) + len(held.x_test) == len(task.x)
     seen = {tuple(image.flatten().tolist()) for image in held.x_test}
@@ -81,7 +81,6 @@ def test_the_best_rate_is_chosen_by_validation_and_run_on_the_test_set() -> None
         for seed, accuracy in enumerate(accuracies)
     }
     rates = (0.01, 0.1)
-    assert tables.best_rates(found, rates) == {("fedavg", 10): 0.1}
     tested = tables.tuned_cells(found, rates, range(3))
     assert tested == [replace(base, lr=0.1, seed=seed, validation=False) for seed in range(3)]
     assert tables.tuned_cells(found, (*rates, 1.0), [0]) == []  # a rate that was not tried might be the best
@@ -116,12 +115,12 @@ def test_sensitivity_is_the_difference_to_the_defaults() -> None:
 
 
 def test_the_rare_class_lies_with_slow_clients() -> None:
-    cell = figure5(SCALES["smoke"], [0])[0]
+    cell = EXPERIMENTS["fig5"](SCALES["smoke"], [0])[0]
     task = cell.task()
     counts = task.label_counts()[:, 9]
     assert counts[: len(cell.slow)].sum() == counts.sum() > 0
     trial = cell.trial(task)
-    means = trial.devices.mean_times(cell.clients, 0)
+    means = trial.speeds.mean_times(cell.clients, 0)
     assert means[0] == pytest.approx(2 * fh.LogNormal().mean_times(cell.clients, 0)[0])
 
 
@@ -139,10 +138,21 @@ def test_rounds_to_a_target() -> None:
     assert tables.rounds_to(result, 0.5) == float("inf")
 
 
-@pytest.mark.parametrize("arguments", [["table1", "--seeds", "0"], ["table1", "--dataset", "mnist"]])
-def test_refuses(arguments: list[str]) -> None:
-    with pytest.raises(fh.InvalidInput):
-        command.main(arguments)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["table1", "--seeds", "0"], "seeds must be at least 1, got 0."),
+        (["table1", "--dataset", "mnist"], "unknown dataset 'mnist': "),
+        (["table3"], "unknown experiment 'table3': did you mean 'table"),
+        (["table1", "--scale", "huge"], "scale must be 'full' or 'smoke', got 'huge'."),
+        (["table1", "--part", "3/2"], "part must look like 2/8, the second of eight shares, got '3/2'."),
+        (["table1", "--part", "0/2"], "part must look like 2/8, the second of eight shares, got '0/2'."),
+        (["table1", "--part", "half"], "part must look like 2/8, the second of eight shares, got 'half'."),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    assert fails("paper", *arguments, cwd=tmp_path).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_raw_results_say_how_they_were_made(folder: Path) -> None:
@@ -152,14 +162,7 @@ def test_raw_results_say_how_they_were_made(folder: Path) -> None:
     )
 
 
-def test_tiers_weigh_classes_by_what_their_clients_hold() -> None:
-    x, y = torch.randn(12, 2), torch.tensor([0] * 6 + [1] * 6)
-    task = fh.Task(torch.nn.Linear(2, 2), x, y, [[0, 1], [2, 3], [4, 6], [5, 7], [8, 9], [10, 11]], x, y)
-    trial = fh.Trial("fedavg", task, k=1, rounds=1, speeds=fh.Explicit([1, 2, 3, 4, 6, 5]))
-    assert runner.tier_labels(trial).tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
-
-
-def test_an_interruption_says_how_to_go_on(
+def test_an_interruption_says_how_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -167,23 +170,15 @@ def test_an_interruption_says_how_to_go_on(
 
     monkeypatch.setattr(runner, "simulate_many", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        command.main(["fig4", "--out", str(tmp_path)])
-    assert "0 of 30 runs are in" in capsys.readouterr().out
+        reproduce("fig4", out=tmp_path)
+    assert "Interrupted; 0 of 30 runs are in" in capsys.readouterr().out
 
 
-def test_shares_of_an_experiment_do_not_overlap_and_make_it_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command.main(["calibration", "--out", str(tmp_path), "--part", "1/2"])
-    first = set(tmp_path.glob("*.json"))
-    assert "3 of 6 runs are missing" in capsys.readouterr().out
-    command.main(["calibration", "--out", str(tmp_path), "--part", "2/2"])
-    assert len(first) == 3
-    assert len(set(tmp_path.glob("*.json"))) == 6
-    assert "missing" not in capsys.readouterr().out
-    for wrong in ("3/2", "0/2", "half"):
-        with pytest.raises(SystemExit):
-            command.main(["calibration", "--part", wrong])
+def test_shares_of_an_experiment_do_not_overlap_and_make_it_whole(tmp_path: Path) -> None:
+    first = succeeds("paper", "calibration", "--out", "a", "--part", "1/2", cwd=tmp_path).out
+    assert "3 of 6 runs are missing" in first and len(list((tmp_path / "a").glob("*.json"))) == 3
+    second = succeeds("paper", "calibration", "--out", "a", "--part", "2/2", cwd=tmp_path).out
+    assert "missing" not in second and len(list((tmp_path / "a").glob("*.json"))) == 6
 
 
 def test_final_after_fewer_rounds() -> None:

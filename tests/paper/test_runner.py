@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedhist.paper import runner
-from fedhist.paper.cells import SCALES, Cell, table1
+from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
 from fedhist.paper.tables import final, published
 from fedhist.paper.tables import table1 as as_markdown
+
+table1 = EXPERIMENTS["table1"]
 
 
 @pytest.fixture

@@ -1,22 +1,54 @@
-"""Runs that nobody has made: what is written looks like a run, and costs milliseconds."""
+"""Runs that were never simulated: what is written looks like a run, and takes milliseconds."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import fedhist as fh
-from fedhist.command.settings import Settings
-from fedhist.store.history import sample
+from fedhist.options import options_of
+from fedhist.store.history import DIVERGED, run_name, sample
 
 CLASSES = 10
 
 
+def fake_setting(seed: int, rounds: int, k: int, clients: int, **changed: Any) -> dict[str, Any]:
+    """Return the setting of a run as :meth:`fedhist.Trial.described` has it; None is not kept, as in a simulation."""
+    setting = {
+        "dataset": "fake",
+        "split": "dirichlet",
+        "beta": 0.3,
+        "clients": clients,
+        **{name: each.default for name, each in options_of(fh.Trial).items()},
+        "k": k,
+        "rounds": rounds,
+        "seed": seed,
+        "eval_every": max(1, rounds // 20),
+        "target": 0.4,
+        "objective": "CrossEntropy()",
+        "parameters": 1000,
+        "bytes_per_upload": 4000,
+        "data": f"split {seed}",
+    }
+    return {name: value for name, value in (setting | changed).items() if value is not None}
+
+
 def fake_history(
-    method: str = "FedHist", seed: int = 0, *, rounds: int = 60, k: int = 5, clients: int = 40, lift: float = 0.0
+    method: str = "FedHist",
+    seed: int = 0,
+    *,
+    rounds: int = 60,
+    k: int = 5,
+    clients: int = 40,
+    lift: float = 0.0,
+    **changed: Any,
 ) -> fh.History:
-    """Return a history with everything that a simulation records; `lift` is added to its accuracies."""
+    """Return a history with everything that a simulation keeps; `lift` is added to its accuracies.
+
+    What else is given is part of its setting.
+    """
     rng = np.random.default_rng(seed)
     times = np.sort(rng.lognormal(size=clients))
     who = np.stack([rng.permutation(clients)[:k] for _ in range(rounds)])
@@ -29,6 +61,18 @@ def fake_history(
     weights /= weights.sum(axis=1, keepdims=True)
     evaluated = np.arange(max(1, rounds // 20), rounds + 1, max(1, rounds // 20))
     accuracy = np.clip(0.9 * (1 - np.exp(-3 * evaluated / rounds)) + lift + rng.normal(0, 0.02, len(evaluated)), 0, 1)
+    evaluations = [
+        fh.Evaluation(
+            round=int(r),
+            time=float(arrived[r - 1, -1]),
+            accuracy=float(a),
+            loss=1.0,
+            per_class=np.clip(a + rng.normal(0, 0.1, CLASSES), 0, 1).tolist(),
+            mean_staleness=3.0,
+            max_staleness=9,
+        )
+        for r, a in zip(evaluated, accuracy, strict=True)
+    ]
     history = fh.History(
         method=method,
         seed=seed,
@@ -37,20 +81,9 @@ def fake_history(
         staleness=staleness,
         arrived=arrived,
         weights=weights,
-        evaluations=[
-            fh.Evaluation(
-                int(r),
-                float(arrived[r - 1, -1]),
-                float(a),
-                1.0,
-                np.clip(a + rng.normal(0, 0.1, CLASSES), 0, 1).tolist(),
-                3.0,
-                9,
-            )
-            for r, a in zip(evaluated, accuracy, strict=True)
-        ],
+        evaluations=evaluations,
         wall_seconds=1.0,
-        setting={"clients": clients, "k": k, "rounds": rounds, "parameters": 1000, "bytes_per_upload": 4000},
+        setting=fake_setting(seed, rounds, k, clients, **changed),
         about_clients={
             "id": sample(clients),
             "labels": rng.multinomial(30, rng.dirichlet([0.3] * CLASSES, len(sample(clients)))).astype(np.int32),
@@ -60,16 +93,25 @@ def fake_history(
     if method.startswith("FedHist"):
         drift = rng.normal(0.1, 0.3, clients)
         for r in evaluated:
-            told = {"utility": drift * r / rounds, "lengths": np.array([r * 0.1, r * 0.25])}
-            history.trace(int(r), {name: values.astype(np.float32) for name, values in told.items()})
+            memory = {"utility": drift * r / rounds, "lengths": np.array([r * 0.1, r * 0.25])}
+            history.trace(int(r), {name: values.astype(np.float32) for name, values in memory.items()})
     return history
 
 
-def fake_comparison(folder: Path, methods: dict[str, float], seeds: int, beta: float = 0.3, **sizes: int) -> Path:
+def diverged(history: fh.History, round_: int) -> fh.History:
+    """Return a run that ends with a round in which it diverged, as a simulation leaves it."""
+    for name in ("clients", "staleness", "arrived", "weights"):
+        setattr(history, name, getattr(history, name)[:round_])
+    history.evaluations = [each for each in history.evaluations if each.round <= round_]
+    kept = int((history.traces["round"] <= round_).sum()) if history.traces else 0
+    history.traces = {name: rows[:kept] for name, rows in history.traces.items()} if kept else {}
+    history.events.append({"time": 1.0, "round": round_, "event": DIVERGED, "reason": f"the loss is nan in {round_}"})
+    return history
+
+
+def fake_comparison(folder: Path, methods: dict[str, float], seeds: int, **changed: Any) -> Path:
     """Write what `fedhist compare` would, but for models and the picture; methods come with their lifts."""
     for method, lift in methods.items():
         for seed in range(seeds):
-            name = "".join(c if c.isalnum() else "-" for c in method.lower())
-            fake_history(method, seed, lift=lift, **sizes).save(folder / f"{name}-seed{seed}")
-    Settings(strategy=tuple(methods), seeds=seeds, beta=beta, dataset="fake", target=0.4).write(folder / "config.toml")
+            fake_history(method, seed, lift=lift, **changed).save(folder / run_name(method, seed))
     return folder

@@ -9,62 +9,61 @@ import pytest
 
 import fedhist as fh
 from fedhist.report import arriving, clients, figure, learning
-from fedhist.report.figure import Detail, Figure, Looks
-from fedhist.report.gather import Group, gather
+from fedhist.report.curves import look
+from fedhist.report.figure import Detail, Figure, Section
+from fedhist.report.gather import gather
+from fedhist.report.page import FIGURES
 from tests.report.fake import fake_comparison, fake_history
 
-FULL = Detail()
 
-
-def group_of(folder: Path, *histories: fh.History) -> Group:
+def section_of(folder: Path, *histories: fh.History) -> Section:
     for i, history in enumerate(histories):
         history.save(folder / str(i))
     (group,) = gather([folder]).groups
-    return group
+    return Section(group, Detail())
 
 
-def everything(group: Group) -> dict[str, Figure]:
-    looks = Looks(group.comparison.methods)
-    of_methods = (learning.accuracy, learning.per_class, learning.final_by_seed, learning.per_tier, learning.lengths)
-    of_uploads = arriving.staleness, arriving.weights, arriving.rejected
-    of_runs = clients.boosted, clients.utility, clients.labels, arriving.timeline
-    made = [make(group, looks) for make in (*of_methods, *of_uploads)] + [make(group, FULL) for make in of_runs]
-    return {each.name: each for each in made}
+def drawn(section: Section) -> dict[str, Figure]:
+    return {name: made for name, _, make, _ in FIGURES if isinstance(made := make(section), Figure)}
+
+
+def not_drawn(section: Section) -> dict[str, str]:
+    return {name: made for name, _, make, _ in FIGURES if isinstance(made := make(section), str)}
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Group:
+def section(tmp_path: Path) -> Section:
     fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": -0.1}, seeds=3)
-    return gather([tmp_path]).groups[0]
+    return Section(gather([tmp_path]).groups[0], Detail())
 
 
-def test_every_figure_has_data_and_words(group: Group) -> None:
-    figures = everything(group)
-    assert len(figures) == 12
+def test_every_figure_has_data_and_words(section: Section) -> None:
+    figures = drawn(section)
+    assert len(figures) == len(FIGURES) == 12
     for name, each in figures.items():
-        assert each.data and each.layout, name
+        assert each.data and all(trace["kind"] for trace in each.data), name
         assert len(each.summary) > 60 and any(c.isdigit() for c in each.summary), name
 
 
-def test_accuracy_against_four_costs(group: Group) -> None:
-    made = learning.accuracy(group, Looks(group.comparison.methods))
-    assert made.switches[0].options == ["rounds", "time", "uploads", "bytes"]
-    history = group.comparison["FedHist"][0]
+def test_accuracy_against_four_costs(section: Section) -> None:
+    made = learning.accuracy(section)
+    assert made.switches == {"against": ["rounds", "time", "uploads", "bytes"]}
+    history = section.runs["FedHist"][0]
     spent = learning.costs(history)
     assert spent["uploads"].tolist() == [5.0 * r for r in history.round]
     assert spent["bytes"].tolist() == [5.0 * r * 2 * 4000 for r in history.round]  # up and down
-    lines = [i for i, trace in enumerate(made.data) if "fill" not in trace]
-    mean = 100 * np.mean([h.accuracy for h in group.comparison["FedHist"]], axis=0)
+    lines = [i for i, trace in enumerate(made.data) if trace["kind"] == "curve"]
+    mean = 100 * np.mean([h.accuracy for h in section.runs["FedHist"]], axis=0)
     assert made.data[lines[0]]["y"] == pytest.approx(mean, rel=1e-3)
     assert made.views["2"]["data"][lines[0]]["x"] == spent["uploads"].tolist()
-    final = {m: 100 * np.mean([h.final_accuracy for h in group.comparison[m]]) for m in ("FedHist", "FedAvg")}
+    final = {m: 100 * np.mean([h.final_accuracy for h in section.runs[m]]) for m in ("FedHist", "FedAvg")}
     assert f"FedHist is at {final['FedHist']:.1f} % and FedAvg is at {final['FedAvg']:.1f} %" in made.summary
 
 
 def test_seeds_that_were_evaluated_in_different_rounds(tmp_path: Path) -> None:
     one, other = fake_history(seed=0), fake_history(seed=1)
     other.evaluations = other.evaluations[1::2]
-    made = learning.accuracy(group_of(tmp_path, one, other), Looks(["FedHist"]))
+    made = learning.accuracy(section_of(tmp_path, one, other))
     x = made.data[1]["x"]
     assert x == [r for r in one.round if other.round[0] <= r <= other.round[-1]]
     assert made.data[1]["y"][-1] == pytest.approx(50 * (one.accuracy[-1] + other.accuracy[-1]), rel=1e-3)
@@ -77,12 +76,12 @@ def test_boost_by_hand(tmp_path: Path) -> None:
     history.weights = np.array([[0.8, 0.2]], np.float32)
     found = clients.boosts_of(history)
     assert found is not None
-    assert found.boost.tolist() == pytest.approx([0.6, -0.6])
+    assert found["boost"].tolist() == pytest.approx([0.6, -0.6])
     # With staleness 1 and 2 the decays are as e/2 to 1.
     history.staleness = np.array([[1, 2]])
     found, fresh = clients.boosts_of(history), (math.e / 2) / (1 + math.e / 2)
     assert found is not None
-    assert found.boost.tolist() == pytest.approx([2 * (0.8 - fresh), 2 * (0.2 - 1 + fresh)], rel=1e-5)
+    assert found["boost"].tolist() == pytest.approx([2 * (0.8 - fresh), 2 * (0.2 - 1 + fresh)], rel=1e-5)
     history.weights = np.full((1, 2), np.nan, np.float32)
     assert clients.boosts_of(history) is None
 
@@ -92,37 +91,37 @@ def test_weights_of_a_round_with_fewer_uploads(tmp_path: Path) -> None:
     history.clients[1, 1], history.staleness[1, 1] = -1, 0
     history.weights[:] = 0.5
     history.weights[1] = [1.0, 0.0]
-    made = arriving.weights(group_of(tmp_path, history), Looks(["FedHist"]))
-    assert all(y == 1 for y in made.data[1]["y"])  # every upload has its equal share
+    made = arriving.weights(section_of(tmp_path, history))
+    assert isinstance(made, Figure) and all(y == 1 for y in made.data[1]["y"])  # every upload has its equal share
     found = clients.boosts_of(history)
-    assert found is not None and found.uploads.sum() == 7
+    assert found is not None and found["uploads"].sum() == 7
 
 
-def test_rejections_are_told(tmp_path: Path) -> None:
+def test_rejections_are_counted(tmp_path: Path) -> None:
     history = fake_history("FedAvg")
     history.weights[history.weights == 0] = 0.1
-    quiet = everything(group_of(tmp_path / "a", history))["rejected"]
-    assert not quiet.data and "No upload was rejected" in quiet.summary
+    quiet = not_drawn(section_of(tmp_path / "a", history))["rejected"]
+    assert quiet.startswith("No upload was rejected") and quiet.endswith("the weight 0.")
     history.events = [
         {"event": "joined", "round": 1, "time": 0.0, "node": 3},
         {"event": "rejected", "round": 2, "time": 1.0, "node": 3, "reason": "it is not finite"},
         {"event": "rejected", "round": 5, "time": 1.0, "node": 3, "reason": "it is not finite"},
     ]
-    told = everything(group_of(tmp_path / "b", history))["rejected"]
-    assert "2 × rejected" in told.summary and "joined" not in told.summary
-    assert told.tables[0].rows == [["rejected", "it is not finite", "2"]] and sum(told.data[0]["y"]) == 2
+    made = drawn(section_of(tmp_path / "b", history))["rejected"]
+    assert "2 × rejected" in made.summary and "joined" not in made.summary
+    assert made.tables[0].rows == [["rejected", "it is not finite", "2"]] and sum(made.data[0]["y"]) == 2
 
 
 def test_uploads_without_weight_are_counted(tmp_path: Path) -> None:
     history = fake_history("WKAFL", rounds=10)
     history.weights[:] = 0.2
     history.weights[:, 0] = 0
-    told = everything(group_of(tmp_path, history))["rejected"]
-    assert "WKAFL 20.0 %" in told.summary and told.data[0]["y"] == [20] * 20
+    made = drawn(section_of(tmp_path, history))["rejected"]
+    assert "WKAFL 20.0 %" in made.summary and made.data[0]["y"] == [20] * 20
 
 
 def test_lengths_are_means_between_evaluations(tmp_path: Path) -> None:
-    made = everything(group_of(tmp_path, fake_history()))["lengths"]
+    made = drawn(section_of(tmp_path, fake_history()))["lengths"]
     before, after = made.data
     assert before["y"] == pytest.approx([0.1] * 20, rel=1e-3) and after["y"] == pytest.approx([0.25] * 20, rel=1e-3)
     assert "by 2.5 with FedHist" in made.summary
@@ -132,7 +131,7 @@ def test_tiers_weigh_classes_by_what_clients_hold(tmp_path: Path) -> None:
     history = fake_history(clients=6)
     history.about_clients["labels"] = np.repeat(np.eye(10, dtype=np.int32)[:3], 2, axis=0)
     history.about_clients["time"] = np.array([1, 1, 5, 5, 9, 9.0])
-    made = everything(group_of(tmp_path, history))["tiers"]
+    made = drawn(section_of(tmp_path, history))["tiers"]
     assert made.data[0]["y"] == pytest.approx([100 * a for a in history.evaluations[-1].per_class[:3]], rel=1e-3)
 
 
@@ -145,26 +144,25 @@ def deployment() -> fh.History:
 
 
 def test_a_deployment_has_what_it_can_have(tmp_path: Path) -> None:
-    figures = everything(group_of(tmp_path, deployment()))
-    drawn = {name for name, each in figures.items() if each.data}
-    assert {"accuracy", "staleness", "weights", "boosts", "timeline"} <= drawn
-    assert {"classes", "tiers", "lengths", "utility", "labels", "seeds"}.isdisjoint(drawn)
-    assert figures["accuracy"].switches[0].options == ["rounds", "time", "uploads"]
-    assert all(each.summary.endswith(".") for each in figures.values())
+    section = section_of(tmp_path, deployment())
+    figures, reasons = drawn(section), not_drawn(section)
+    assert {"accuracy", "staleness", "weights", "boosts", "timeline"} <= figures.keys()
+    assert {"classes", "tiers", "lengths", "utility", "labels", "seeds"} <= reasons.keys()
+    assert figures["accuracy"].switches == {"against": ["rounds", "time", "uploads"]}
+    assert all(text.endswith(".") for text in (*(each.summary for each in figures.values()), *reasons.values()))
 
 
-def test_a_method_that_tells_no_weights(tmp_path: Path) -> None:
+def test_a_method_that_reports_no_weights(tmp_path: Path) -> None:
     history = fake_history("Own")
     history.weights[:] = np.nan
-    figures = everything(group_of(tmp_path, history))
-    assert not figures["weights"].data and not figures["boosts"].data and figures["timeline"].data
+    section = section_of(tmp_path, history)
+    assert {"weights", "boosts"} <= not_drawn(section).keys() and "timeline" in drawn(section)
 
 
 def test_many_methods_are_thinned(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {f"M{i:02d}": 0.01 * i for i in range(20)}, seeds=1)
-    group = gather([tmp_path]).groups[0]
-    shown, note = figure.shown_methods(group)
-    assert shown == [f"M{i:02d}" for i in range(8, 20)] and "Of 20 methods the best 12" in note
+    section = Section(gather([tmp_path]).groups[0], Detail())
+    assert section.methods == [f"M{i:02d}" for i in range(8, 20)] and "Of 20 methods the best 12" in section.note
 
 
 def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:
@@ -172,8 +170,8 @@ def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:
     last: Any = history.evaluations[-1]
     history.about_clients["labels"] = np.ones((40, 100), np.int32)
     history.evaluations[-1] = fh.Evaluation(last.round, last.time, last.accuracy, 1.0, [0.5, None] * 50, 1.0, 2)
-    made = everything(group_of(tmp_path, history))
-    assert made["classes"].data[0]["type"] == "heatmap" and made["classes"].data[0]["z"][0][:2] == [50, None]
+    made = drawn(section_of(tmp_path, history))
+    assert made["classes"].data[0]["kind"] == "classes" and made["classes"].data[0]["z"][0][:2] == [50, None]
     assert made["tiers"].data[0]["y"] == [50, 50, 50]  # of the classes that were tested
 
 
@@ -184,6 +182,10 @@ def test_numbers_are_short_and_finite() -> None:
 
 
 def test_looks_are_distinct() -> None:
-    looks = Looks([str(i) for i in range(32)])
-    lines = {(line["color"], line["dash"]) for i in range(32) if (line := looks.line(str(i)))}
-    assert len(lines) == 32
+    assert len({look(place) for place in range(32)}) == 32
+
+
+def test_clients_on_record_may_not_have_uploaded(tmp_path: Path) -> None:
+    section = section_of(tmp_path, fake_history(rounds=2, k=2, clients=5000))
+    assert not_drawn(section)["timeline"] == "None of 40 clients, at even distances from fast to slow, has uploaded."
+    assert "Of 5,000 clients 1,000, at even distances, are on record." in drawn(section)["labels"].summary

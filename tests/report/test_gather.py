@@ -1,3 +1,5 @@
+"""Which runs are found, which are left out, and how groups are named."""
+
 from __future__ import annotations
 
 import shutil
@@ -6,19 +8,23 @@ from pathlib import Path
 import pytest
 
 import fedhist as fh
-from fedhist.report.gather import gather
-from tests.report.fake import fake_comparison, fake_history
+from fedhist.report.gather import Gathered, gather, text_of
+from tests.report.fake import diverged, fake_comparison, fake_history
+
+
+def titles(found: Gathered) -> list[str]:
+    return [group.title for group in found.groups]
 
 
 def test_a_comparison_is_one_group(tmp_path: Path) -> None:
-    fake_comparison(tmp_path / "a", {"FedAvg": 0.0, "FedHist": 0.0, "FedHist(ina=False)": 0.0}, seeds=2)
+    fake_comparison(tmp_path / "a", {"FedAvg": 0.0, "FedHist": 0.0, "FedHist(ina=False)": 0.0}, seeds=2, target=0.4)
     found = gather([tmp_path])
     (group,) = found.groups
     assert found.methods == ["FedHist", "FedHist(ina=False)", "FedAvg"] == group.comparison.methods
     assert [h.seed for h in group.comparison["FedAvg"]] == [0, 1]
     assert (group.title, group.target) == ("fake, 40 clients, K = 5, 60 rounds", 0.4)
-    assert group.settings["lr"] == 0.01 and group.settings["parameters"] == 1000
-    assert {"strategy", "seeds", "target", "shards_per_client", "slow_speed"}.isdisjoint(group.settings)
+    assert group.setting["lr"] == 0.01 and group.setting["parameters"] == 1000
+    assert {"seed", "target", "eval_every", "data", "objective", "faults"}.isdisjoint(group.setting)
     assert found.left_out == []
 
 
@@ -27,8 +33,41 @@ def test_a_run_or_a_folder_of_comparisons(tmp_path: Path) -> None:
     fake_comparison(tmp_path / "x" / "b", {"FedHist": 0.0}, seeds=1, beta=0.9)
     assert len(gather([tmp_path / "x" / "a" / "fedhist-seed0"]).runs) == 1
     found = gather([tmp_path / "x", tmp_path / "x" / "a"])  # given twice, read once
-    assert [group.title for group in found.groups] == ["fake, β = 0.3", "fake, β = 0.9"]
+    assert titles(found) == ["fake, β = 0.3", "fake, β = 0.9"]
     assert "beta" not in found.common and found.common["lr"] == 0.01
+
+
+def test_a_title_names_what_tells_the_groups_of_its_task_apart(tmp_path: Path) -> None:
+    fake_history().save(tmp_path / "a")
+    fake_history(attack="SignFlip(share=0.2)").save(tmp_path / "b")
+    fake_history(lr=0.5, rounds=1200).save(tmp_path / "c")
+    other = fake_history(k=4, dataset="other", parameters=7)
+    other.task = "other"
+    other.save(tmp_path / "d")
+    assert titles(gather([tmp_path])) == [
+        "fake, 60 rounds, lr = 0.01",
+        "fake, 60 rounds, lr = 0.01, attack = SignFlip(share=0.2)",
+        "fake, 1,200 rounds, lr = 0.5",
+        "other, 40 clients, K = 4, 60 rounds",
+    ]
+
+
+def test_what_follows_from_the_task_is_in_a_title_only_if_nothing_else_differs(tmp_path: Path) -> None:
+    fake_history().save(tmp_path / "a")
+    fake_history(parameters=7, bytes_per_upload=28).save(tmp_path / "b")
+    first, second = titles(gather([tmp_path]))
+    assert first == "fake, parameters = 1,000, bytes per upload = 4,000" != second
+    fake_history(parameters=7, bytes_per_upload=28, lr=1.0).save(tmp_path / "b")
+    assert titles(gather([tmp_path])) == ["fake, lr = 0.01", "fake, lr = 1"]
+
+
+def test_equal_numbers_are_equal_settings(tmp_path: Path) -> None:
+    fake_history(seed=0, lr=1).save(tmp_path / "a")
+    fake_history(seed=1, lr=1.0).save(tmp_path / "b")
+    assert len(gather([tmp_path]).groups) == 1
+    assert [text_of(v) for v in (1, 1.0, 0.30000001, 12345, True, "x")] == [
+        "1", "1", "0.30000001", "12,345", "True", "x",
+    ]  # fmt: skip
 
 
 def test_seeds_of_several_folders_belong_together(tmp_path: Path) -> None:
@@ -59,39 +98,64 @@ def test_damaged_runs_are_left_out_and_named(tmp_path: Path) -> None:
     assert all(str(path) in reason for path, reason in found.left_out)
 
 
-def test_nothing_to_show(tmp_path: Path) -> None:
+def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(fh.InvalidInput, match="there is no run in .*; give folders that fedhist run"):
         gather([tmp_path])
     with pytest.raises(fh.InvalidInput, match="nowhere is not a folder with runs"):
         gather([tmp_path / "nowhere"])
     fake_history().save(tmp_path / "a")
     (tmp_path / "a" / "arrivals.npz").write_bytes(b"")
-    with pytest.raises(fh.InvalidInput, match="no run could be read: .*does not hold a complete run"):
+    with pytest.raises(fh.InvalidInput, match="no run can be reported: .*does not hold a complete run"):
         gather([tmp_path])
 
 
 def test_copies_are_left_out(tmp_path: Path) -> None:
-    fake_history().save(tmp_path / "a")
+    fake_history().save(tmp_path / "a" / "x")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     found = gather([tmp_path])
     assert len(found.runs) == 1
-    assert found.left_out == [(tmp_path / "b", f"{tmp_path / 'b'} holds the same run as {tmp_path / 'a'}.")]
+    copy, first = tmp_path / "b" / "x", tmp_path / "a" / "x"
+    assert found.left_out == [(copy, f"{copy} holds FedHist, seed 0, which {first} holds already.")]
 
 
-def test_runs_that_nothing_tells_apart_are_compared_by_folder(tmp_path: Path) -> None:
+def test_a_run_that_was_evaluated_less_often_is_a_copy(tmp_path: Path) -> None:
+    rare = fake_history(eval_every=6)
+    rare.evaluations = rare.evaluations[1::2]
+    rare.traces = {}
+    rare.save(tmp_path / "a" / "x")
+    fake_history().save(tmp_path / "b" / "x")
+    found = gather([tmp_path])
+    assert [run.folder for run in found.runs] == [tmp_path / "b" / "x"] and len(found.left_out) == 1
+
+
+def test_runs_that_no_setting_tells_apart_are_compared_by_folder(tmp_path: Path) -> None:
     for lift in (0.0, 0.1):
         for method in ("FedHist", "FedAvg"):
             fake_history(method, lift=lift).save(tmp_path / str(lift) / method)
     found = gather([tmp_path])
     assert [len(group.runs) for group in found.groups] == [2, 2] and found.left_out == []
-    assert found.groups[1].title == f"fake, in {tmp_path / '0.1'}"
+    assert titles(found) == [f"fake, in {tmp_path / '0.0'}", f"fake, in {tmp_path / '0.1'}"]
 
     fake_history("FedHist", lift=0.2).save(tmp_path / "0.0" / "again")
-    assert "is another run of FedHist, seed 0" in gather([tmp_path]).left_out[0][1]
+    ((_, reason),) = gather([tmp_path]).left_out
+    assert "holds FedHist, seed 0, which" in reason
 
 
-def test_a_broken_configuration_is_as_none(tmp_path: Path) -> None:
+def test_runs_that_diverged_stay_in_their_group(tmp_path: Path) -> None:
+    fake_history(seed=0).save(tmp_path / "a")
+    diverged(fake_history(seed=1), 9).save(tmp_path / "b")
+    diverged(fake_history("FedAvg", seed=1), 2).save(tmp_path / "c")  # before its first evaluation
+    found = gather([tmp_path])
+    (group,) = found.groups
+    assert [str(run) for run in group.runs] == ["FedHist, seed 0", "FedHist, seed 1", "FedAvg, seed 1"]
+    assert [history.seed for history in group.comparison] == [0] and found.left_out == []
+    assert found.methods == ["FedHist", "FedAvg"] and group.comparison.methods == ["FedHist"]
+    assert group.runs[1].diverged == f"{tmp_path / 'b'}: FedHist, seed 1 diverged: the loss is nan in 9."
+
+
+@pytest.mark.parametrize("config", ["= nonsense", "a = " + "[" * 3000, "lr = 7.0\ntarget = 0.9"])
+def test_no_configuration_is_read(tmp_path: Path, config: str) -> None:
     folder = fake_comparison(tmp_path / "a", {"FedHist": 0.0}, seeds=1)
-    (folder / "config.toml").write_text("= nonsense")
+    (folder / "config.toml").write_text(config)
     (group,) = gather([folder]).groups
-    assert group.target == 0.5 and "lr" not in group.settings
+    assert group.target == 0.4 and group.setting["lr"] == 0.01

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import fedhist as fh
+from fedhist.options import options_of
 from fedhist.report.page import MOST_GROUPS, write_report
-from tests.report.fake import fake_comparison, fake_history
+from tests.report.fake import diverged, fake_comparison, fake_history
 
 pytest.importorskip("plotly", reason="Plotly is not installed")
 
@@ -25,7 +26,16 @@ def without_script_bodies(page: str) -> str:
 
 
 def without_scripts(page: str) -> str:
-    return unescape(re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S))
+    """Return the page without scripts and styles; white space counts once, as in a browser."""
+    return " ".join(unescape(re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)).split())
+
+
+def final_table(page: str) -> list[list[str]]:
+    """Return the cells of the first final table, the header first."""
+    table = re.search(r'class="final">.*?</table>', page, re.S)
+    assert table is not None
+    rows = re.findall(r"<tr.*?</tr>", table[0], re.S)
+    return [[unescape(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows]
 
 
 def test_a_page_in_one_file(tmp_path: Path) -> None:
@@ -35,31 +45,26 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
     assert fetched == ["data:,"], "nothing but an empty icon"
     text = without_scripts(page)
     assert "6 runs of 2 methods. FedHist ends highest" in text
-    for said in (
-        "paired t-test",
-        "Student's t",
-        "Uploads that close a round.",
-        "fedavg-seed2",
-        "Labels of the clients",
-    ):
-        assert said in text
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    for part in ("paired t-test", "Student's t", "Uploads that close a round", "fedavg-seed2", "Labels of the clients"):
+        assert part in text
+    drawings = json.loads(re.search(r'id="drawings">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     names = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
-    assert sorted(figures) == [f"g0-{name}" for name in names.split()]
+    assert sorted(drawings["figures"]) == [f"g0-{name}" for name in names.split()]
+    assert list(drawings["looks"]) == ["FedHist", "FedAvg"]
     assert len(page) < 10e6
 
 
 def test_the_final_table(tmp_path: Path) -> None:
     fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": -0.1, "REFL": -0.2}, seeds=6)
-    rows = re.findall(r"<tr.*?</tr>", re.search(r'class="final">.*?</table>', page_of(tmp_path), re.S)[0], re.S)  # type: ignore[index]
-    cells = [[unescape(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows]
+    page = page_of(tmp_path)
+    cells = final_table(page)
     assert cells[0] == [
         "method", "seeds", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "mean staleness",
         "FedHist minus it", "p", "p, corrected", "p, Wilcoxon",
     ]  # fmt: skip
     assert [row[0] for row in cells[1:]] == ["FedHist", "FedAvg", "REFL"]
     assert cells[1][7:] == ["–"] * 4 and cells[2][7].startswith("+10.0") and cells[2][10] == "0.031"
-    assert 'class="best"' in rows[1] and 'class="best"' not in rows[2]
+    assert re.findall(r'<tr class="best"><th scope="row">(.*?)</th>', page) == ["FedHist"]
 
 
 def test_another_baseline(tmp_path: Path) -> None:
@@ -81,6 +86,7 @@ def test_names_are_only_text(tmp_path: Path) -> None:
     history = fake_history(bad)
     history.events = [{"event": bad, "round": 1, "time": 0.0, "reason": "</script>" + bad}]
     history.task = bad
+    history.setting["attack"] = bad
     history.save(tmp_path / "a")
     page = page_of(tmp_path)
     assert "<script>alert" not in page and "<img" not in re.sub(r"<script\b.*?</script>", "", page, flags=re.S)
@@ -100,9 +106,59 @@ def test_left_out_runs_are_named_on_the_page(tmp_path: Path) -> None:
     (folder / "fedhist-seed1" / "summary.json").write_text("{")
     text = without_scripts(page_of(tmp_path))
     assert "1 folder was left out" in text and "fedhist-seed1 does not hold a complete run" in text
+    assert "diverged" not in text
 
 
-def test_a_sweep_is_told_in_the_overview(tmp_path: Path) -> None:
+def test_a_private_run(tmp_path: Path, task: fh.Task) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    private = fh.Private(fh.FedAvg(by_examples=False), clip=1.0, noise_multiplier=1.0)
+    history = fh.simulate(private, task, k=2, rounds=4)
+    history.save(tmp_path / "a")
+    fh.simulate("fedavg", task, k=2, rounds=4).save(tmp_path / "b")
+    header, plain, noisy = final_table(page_of(tmp_path))
+    assert (plain[0], noisy[0]) == ("FedAvg", history.method)
+    assert header[-1] == "ε" and (plain[-1], noisy[-1]) == ("–", f"{history.epsilon[-1]:.3g}")
+
+
+def test_runs_that_diverged(tmp_path: Path) -> None:
+    fake_comparison(tmp_path, {"FedHist": 0.0, "FedAvg": -0.1}, seeds=3)
+    without = final_table(page_of(tmp_path))
+    diverged(fake_history("FedAvg", 3), 30).save(tmp_path / "fedavg-seed3")
+    for seed in (0, 3):
+        diverged(fake_history("REFL", seed), 1).save(tmp_path / f"refl-seed{seed}")
+    page = page_of(tmp_path)
+    header, *rows = final_table(page)
+    assert [row[:3] for row in rows] == [["FedHist", "3", "0"], ["FedAvg", "4", "1"], ["REFL", "2", "2"]]
+    assert header[2] == "diverged"
+    assert [row[3:] for row in rows[:2]] == [row[2:] for row in without[1:]], "they change no mean and no test"
+    assert set(rows[2][3:]) == {"–"}
+    text = without_scripts(page)
+    assert "9 runs of 3 methods. 3 of them diverged. FedHist ends highest" in text
+    assert "Runs that diverged count in no mean and no test." in text
+    assert f"{tmp_path / 'fedavg-seed3'}: FedAvg, seed 3 diverged: the loss is nan in 30." in text
+    reasons = [reason for _, reason in write_report([tmp_path], tmp_path / "page.html").left_out]
+    assert len(reasons) == 3 and all("diverged: the loss is nan" in reason for reason in reasons)
+
+
+def test_only_runs_that_diverged(tmp_path: Path) -> None:
+    diverged(fake_history("FedAvg"), 30).save(tmp_path / "x" / "a")
+    page = page_of(tmp_path)
+    assert "1 run of 1 method. All of them diverged." in without_scripts(page)
+    assert final_table(page)[1][:4] == ["FedAvg", "1", "1", "–"] and "<figure" not in without_script_bodies(page)
+    fake_history("FedAvg", lr=0.5).save(tmp_path / "x" / "b")
+    overview = without_scripts(page_of(tmp_path))
+    assert "<td>diverged</td>" in overview and "With fake, lr = 0.5, FedAvg ends at" in overview
+
+
+def test_settings_are_explained_by_their_options(tmp_path: Path) -> None:
+    for attack in ("SignFlip(share=0.2)", "SameValue(share=0.2)"):
+        fake_history(attack=attack).save(tmp_path / attack)
+    text, help_ = without_scripts(page_of(tmp_path)), options_of(fh.Trial)["attack"].help
+    assert f'title="{help_}">fake, attack = SignFlip(share=0.2)</h2>' in text
+    assert f'<div title="{help_}"><dt>attack</dt><dd>SignFlip(share=0.2)</dd></div>' in text
+
+
+def test_the_overview_has_all_of_a_sweep(tmp_path: Path) -> None:
     for i in range(MOST_GROUPS + 5):
         fake_comparison(tmp_path / f"{i:02d}", {"FedHist": 0.0}, seeds=1 + (i == 3), beta=0.1 + i, rounds=20, clients=9)
     page = page_of(tmp_path)

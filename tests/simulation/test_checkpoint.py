@@ -43,9 +43,9 @@ def assert_same(a: fh.History, b: fh.History) -> None:
     assert a.events == b.events
     for name in ("clients", "staleness", "arrived", "weights"):
         assert np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
-    assert a.model is not None
-    assert b.model is not None
-    for name in a.model:
+    assert (a.model is None) == (b.model is None) == a.diverged
+    for name in a.model or {}:
+        assert a.model is not None and b.model is not None
         assert torch.allclose(a.model[name], b.model[name], rtol=0, atol=0, equal_nan=True)
 
 
@@ -194,29 +194,32 @@ def test_a_checkpoint_of_another_run_is_refused(make_task: Callable[..., fh.Task
         ("method is 'FedHist' there and 'FedAvg' here", "fedavg", task, options()),
         ("k is 3 there and 4 here", "fedhist", task, options(k=4)),
         ("seed is 0 there and 1 here", "fedhist", task, options(seed=1)),
-        (r"local is .*lr=0.1.* there and .*lr=0.2.* here", "fedhist", task, options(local=fh.LocalSGD(lr=0.2))),
-        ("devices is", "fedhist", task, options(speeds=fh.LogNormal(sigma=1.0))),
-        ("the data is", "fedhist", make_task(examples=119), options()),
-        ("the schedule is", "fedhist", task, options(schedule=fh.simulate("fedavg", task, **options(), seed=5))),
+        ("lr is 0.1 there and 0.2 here", "fedhist", task, options(local=fh.LocalSGD(lr=0.2))),
+        ("speeds is", "fedhist", task, options(speeds=fh.LogNormal(sigma=1.0))),
+        ("data is", "fedhist", make_task(examples=119), options()),
+        ("(speeds|schedule) is", "fedhist", task, options(schedule=fh.simulate("fedavg", task, **options(), seed=5))),
     ]
     for reason, method, other, given in wrongs:
         with pytest.raises(fh.FedHistError, match=f"holds another run: {reason}"):
             fh.simulate(method, other, **given, checkpoint=tmp_path)
 
 
-def test_a_checkpoint_is_not_written_over(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_run_is_resumed(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    """One meaning: the folder is begun in if it is empty, and resumed from if it is not."""
     task = make_task()
-    fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
-    with pytest.raises(fh.InvalidInput, match="holds a run already; use checkpoint="):
-        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
-    with pytest.raises(fh.InvalidInput, match="give one of them"):
-        fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, checkpoint=tmp_path)
+    first = fh.simulate("fedavg", task, **options(), checkpoint=tmp_path)
+    seen: list[int] = []
+    again = fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, on_round=lambda r, _: seen.append(r))
+    assert seen == [ROUNDS], "nothing was left to do"
+    assert_same(again, first)
+    with pytest.raises(fh.InvalidInput, match=r"simulate\(\) has no option 'resume' any more; it is called 'checkpoint'"):
+        fh.simulate("fedavg", task, **options(), resume=tmp_path)
 
 
 def test_another_trainer_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     task = make_task()
     fh.simulate("fedavg", task, **options(trainer="batched"), checkpoint=tmp_path)
-    with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot go on to the bit with 'reference'"):
+    with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot be resumed to the bit with 'reference'"):
         fh.simulate("fedavg", task, **options(trainer="reference"), checkpoint=tmp_path)
 
 
@@ -228,7 +231,7 @@ def test_a_strategy_that_would_forget_is_refused(make_task: Callable[..., fh.Tas
             self.seen += 1
             return super().forward(arrivals)
 
-    with pytest.raises(fh.InvalidInput, match="Counting changes its attribute 'seen', which is no buffer"):
+    with pytest.raises(fh.InvalidInput, match="Counting changes its attribute 'seen', which is not a buffer"):
         fh.simulate(Counting(), make_task(), **options(), checkpoint=tmp_path)
     assert fh.simulate(Counting(), make_task(), **options()).rounds == ROUNDS
 
@@ -274,7 +277,7 @@ def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task],
             change[kind]()
             return super().forward(arrivals)
 
-    with pytest.raises(fh.InvalidInput, match="which is no buffer, so a checkpoint would lose it"):
+    with pytest.raises(fh.InvalidInput, match="which is not a buffer, so a checkpoint would lose it"):
         fh.simulate(Hiding(), make_task(), **options(), checkpoint=tmp_path)
 
 

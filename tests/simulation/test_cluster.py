@@ -97,3 +97,11 @@ def test_a_sentence_from_a_worker_stays_a_sentence(small: fh.Task) -> None:
 def test_an_engine_there_is_not(small: fh.Task) -> None:
     with pytest.raises(fh.InvalidInput, match="engine must be 'local' or 'ray', got 'dask'"):
         fh.compare(["fedavg"], small, k=2, rounds=1, engine="dask")
+
+
+def test_a_run_that_diverges_leaves_the_others_alone(small: fh.Task) -> None:
+    trials = [fh.Trial("fedavg", small, k=2, rounds=6, faults=faults) for faults in (None, fh.Faults(nan=1.0))]
+    fine, wild = fh.simulate_many(trials, engine="ray")
+    assert fine.events == [] and wild.diverged
+    with pytest.raises(fh.DivergedError, match="FedAvg, seed 0: .* round 1"):
+        fh.simulate_many(trials[1:], engine="ray")

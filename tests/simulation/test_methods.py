@@ -27,16 +27,23 @@ def test_fedprox_and_moon_are_fedavg_with_another_objective() -> None:
 
 
 def test_options_are_read_like_toml_and_shown_in_the_label() -> None:
-    method = as_method('FedHist: history=3, ina=false, ina_norms=fused, ina_direction="sum"')
+    method = as_method('FedHist: h=3, ina=false, memory_dtype=bfloat16, ina_direction="sum"')
     assert isinstance(method.strategy, fh.FedHist)
-    assert (method.strategy.history, method.strategy.ina, method.strategy.ina_norms) == (3, False, "fused")
-    assert method.name == "FedHist(h=3, ina=False, ina_direction='sum', ina_norms='fused')"
+    assert (method.strategy.h, method.strategy.ina, method.strategy.memory_dtype) == (3, False, "bfloat16")
+    assert method.name == "FedHist(h=3, ina=False, ina_direction='sum', memory_dtype='bfloat16')"
 
 
 def test_words_are_understood_in_any_case() -> None:
-    strategy = as_method("fedhist:ina=False,egs=FALSE,weight_floor=None").strategy
+    strategy = as_method("fedhist:ina=False,egs=FALSE,sketch=None").strategy
     assert isinstance(strategy, fh.FedHist)
-    assert (strategy.ina, strategy.egs, strategy.weight_floor) == (False, False, None)
+    assert (strategy.ina, strategy.egs, strategy.sketch) == (False, False, None)
+
+
+def test_renamed_options_name_their_new_names() -> None:
+    with pytest.raises(fh.InvalidInput, match="fedhist has no option 'history' any more; it is called 'h'."):
+        as_method("fedhist:history=3")
+    with pytest.raises(fh.InvalidInput, match="FedHist has no option 'history_dtype' any more; it is called 'memory_dty"):
+        fh.FedHist(history_dtype="bfloat16")  # type: ignore[call-arg]
 
 
 def test_a_strategy_with_an_objective_of_its_own() -> None:
@@ -69,7 +76,7 @@ def test_defences_are_named_as_they_are_shown() -> None:
         ("fedhist:gamma=7", r"gamma must lie in \[0, 1\], got 7."),
         ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
         ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
-        ("fedhist:h=2.5", "history must be a whole number, got 2.5."),
+        ("fedhist:h=2.5", "h must be a whole number, got 2.5."),
         ("fedhist + medien", "unknown defence 'medien': did you mean 'median'?"),
         ("fedhist + trimmed:share=1", r"share must lie in \[0, 0.5\], got 1."),
         ("fedhist + median:inner=1", "unknown option of median 'inner': there are none."),

@@ -122,7 +122,7 @@ def test_what_cannot_be_replayed(recorded: Path) -> None:
         def forward(self, arrivals: fh.Arrivals) -> Tensor:
             return arrivals.deltas.sum() * torch.nan * torch.ones(self.num_params)
 
-    with pytest.raises(fh.FedHistError, match="Bad gives no finite update of the uploads recorded in round 1"):
+    with pytest.raises(fh.FedHistError, match="Bad makes no finite update of the uploads recorded in round 1"):
         fh.replay(recorded, Bad())
 
     class Wrong(fh.Strategy):

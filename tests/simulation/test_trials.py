@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import fedhist as fh
-from fedhist.simulation import batched, engine, machinery, memory
+from fedhist.simulation import engine, plan
 from fedhist.simulation.run import Run
-from fedhist.world.clock import make_schedule, plan_versions
+from fedhist.simulation.sources import batch, group
+from fedhist.strategies.memory import buffer_bytes
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
 CPU = torch.device("cpu")
@@ -58,13 +59,13 @@ def test_trials_that_differ_take_their_rounds_together(task: fh.Task, other_spli
 def test_a_batch_trains_all_of_them_at_once(
     task: fh.Task, other_split: fh.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, descend = set(), batched.descend
+    sizes, descend = set(), group.descend
 
     def counting(*args: Any) -> torch.Tensor:
         sizes.add(len(args[4]))
         return descend(*args)
 
-    monkeypatch.setattr(batched, "descend", counting)
+    monkeypatch.setattr(group, "descend", counting)
     fh.simulate_many(mixture(task, other_split), trainer="batched")
     assert sizes == {3 + 2 + 4 + 8, 5 + 1}  # cross-entropy, and MOON
 
@@ -87,13 +88,13 @@ def test_several_devices_share_the_runs(task: fh.Task, monkeypatch: pytest.Monke
     names = ["fedavg", "dynsgd", "fedhist", "moon", "refl"]
     one = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
     used = []
-    original = machinery.BatchedRounds
+    original = batch._Card
 
     def noted(runs: Any, device: torch.device) -> Any:
         used.append((str(device), len(runs)))
         return original(runs, device)
 
-    monkeypatch.setattr(machinery, "BatchedRounds", noted)
+    monkeypatch.setattr(batch, "_Card", noted)
     monkeypatch.setattr(engine, "devices_of", lambda _: [CPU, torch.device("cpu", 0)])
     two = fh.compare(names, task, k=3, rounds=12, seeds=1, local=LOCAL, trainer="batched")
     assert used == [("cpu", 3), ("cpu:0", 2)]
@@ -105,10 +106,9 @@ def test_several_devices_share_the_runs(task: fh.Task, monkeypatch: pytest.Monke
 def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["fedavg", "fedhist", "refl"]
     roomy = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL)
-    trial = fh.Trial("fedhist", task, k=3, rounds=12)
-    schedule = make_schedule(task.num_clients, 3, 12, trial.devices)
-    largest = sum(memory.needed(trial, schedule, plan_versions(schedule), "threaded", 0).values())
-    monkeypatch.setattr(engine, "available", lambda _: 2.5 * largest / memory.SHARE)
+    plans = plan.plan([fh.Trial("fedhist", task, k=3, rounds=12)], "threaded", CPU)
+    largest = sum(plan.memory_needed(plans, CPU)[0].values())
+    monkeypatch.setattr(engine, "available", lambda _: 2.5 * largest / plan.USABLE_MEMORY)
     together: list[int] = []
     tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))
     assert len(set(together)) > 1 or max(together) < 6
@@ -143,11 +143,12 @@ def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkey
 def test_a_strategys_memory_is_known_beforehand(task: fh.Task, name: str) -> None:
     trial = fh.Trial(name, task, k=3, rounds=5)
     strategy = trial.method.strategy.setup(task.num_clients, 3, task.layout.size)
-    assert memory.strategy_bytes(trial) == sum(b.numel() * b.element_size() for b in strategy.buffers())
+    size = buffer_bytes(trial.method.strategy, task.num_clients, 3, task.layout.size, torch.float32)
+    assert size == sum(b.numel() * b.element_size() for b in strategy.buffers())
 
 
 def test_free_memory_is_a_number() -> None:
-    assert 1 << 20 < memory.available(CPU) < 1 << 50
+    assert 1 << 20 < plan.available(CPU) < 1 << 50
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_trials_are_needed(task: fh.Task) -> None:
         fh.simulate_many(["fedavg"])  # type: ignore[list-item]
 
 
-def test_devices_that_look_alike_are_told_apart(task: fh.Task) -> None:
+def test_speeds_that_look_alike_are_told_apart(task: fh.Task) -> None:
     """NumPy shortens what it prints, so two long lists of slow clients can have the same name."""
     wide = fh.Task(task.model, task.x, task.y, np.arange(3000)[:, None] % len(task.x), task.x_test, task.y_test)
     groups = [fh.SlowGroup(np.r_[0, first:1000, 2998, 2999], speed=0.1) for first in (200, 300)]  # type: ignore[arg-type]
@@ -182,6 +183,7 @@ def test_devices_that_look_alike_are_told_apart(task: fh.Task) -> None:
     alone = [fh.simulate_many([trial], trainer="batched")[0] for trial in trials]
     assert [h.clients.tolist() for h in together] == [h.clients.tolist() for h in alone]
     assert together[0].clients.tolist() != together[1].clients.tolist()
+    assert together[0].setting["speeds"] != together[1].setting["speeds"]
 
 
 def test_an_objective_that_cannot_be_hashed(task: fh.Task) -> None:
@@ -198,13 +200,13 @@ def test_one_model_that_cannot_be_batched_holds_up_nobody_else(
 ) -> None:
     dropout = make_task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)))
     used = []
-    original = engine.rounds_of
+    original = engine.source_of
 
-    def noted(kind: str, runs: Any) -> Any:
-        used.append((kind, len(runs)))
-        return original(kind, runs)
+    def noted(first: plan.Plan, runs: Any) -> Any:
+        used.append((first.kind, len(runs)))
+        return original(first, runs)
 
-    monkeypatch.setattr(engine, "rounds_of", noted)
+    monkeypatch.setattr(engine, "source_of", noted)
     fh.simulate_many([fh.Trial("fedavg", t, k=2, rounds=2) for t in (task, dropout, task)])
     assert used == [("native", 2), ("reference", 1)]
 
@@ -213,12 +215,13 @@ def test_a_float64_model_keeps_what_is_kept_in_less(task: fh.Task) -> None:
     parts = [range(40), range(40, 120)]
     wide = fh.Task(nn.Linear(5, 3).double(), task.x.double(), task.y, parts, task.x_test.double(), task.y_test)
     trial = fh.Trial("fedhist:memory_dtype=bfloat16", wide, k=2, rounds=3)
-    schedule = make_schedule(2, 2, 3, trial.devices)
-    run = Run(trial, schedule, plan_versions(schedule), CPU)
-    assert run.strategy.uploads.dtype == torch.bfloat16
-    assert run.strategy.fresh_sums.dtype == torch.float64
-    assert memory.strategy_bytes(trial) == sum(b.numel() * b.element_size() for b in run.strategy.buffers())
-    assert fh.simulate_many([trial])[0].round == [3]
+    (planned,) = plan.plan([trial], "auto", CPU)
+    strategy = Run(trial, planned.arriving, CPU).server.strategy
+    assert strategy.L.dtype == torch.bfloat16
+    assert strategy.fresh.dtype == torch.float64
+    size = buffer_bytes(trial.method.strategy, 2, 2, wide.layout.size, torch.float64)
+    assert size == sum(b.numel() * b.element_size() for b in strategy.buffers())
+    assert fh.simulate_many([trial])[0].round == [1, 2, 3]
 
 
 def test_recorded_arrivals_drive_a_run(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
@@ -226,9 +229,10 @@ def test_recorded_arrivals_drive_a_run(make_task: Callable[..., fh.Task], tmp_pa
     settings = {"k": 3, "rounds": 10, "seed": 2, "eval_every": 5}
     first = fh.simulate("fedavg", task, speeds=fh.Pareto(), **settings)
     stored = fh.History.load(first.save(tmp_path))
-    again = fh.simulate("fedavg", task, schedule=stored, **settings)  # devices no longer matter
+    again = fh.simulate("fedavg", task, schedule=stored, **settings)  # speeds no longer matter
     assert again.accuracy == first.accuracy
     assert again.arrived.tolist() == first.arrived.tolist()
+    assert "speeds" not in again.setting and again.setting["schedule"] != first.setting["speeds"]
     short = fh.simulate("fedhist", task, schedule=stored, **(settings | {"rounds": 4}))
     assert short.clients.tolist() == first.clients[:4].tolist()
 
@@ -246,7 +250,7 @@ def test_refuses_recorded_arrivals_that_do_not_fit(make_task: Callable[..., fh.T
             fh.Trial("fedavg", task, schedule=history, **settings)
     with pytest.raises(fh.InvalidInput, match="the task has 4 clients"):
         fh.Trial("fedavg", make_task(clients=4), k=3, rounds=10, schedule=history)
-    with pytest.raises(fh.InvalidInput, match="must be a fedhist.History, got list"):
+    with pytest.raises(fh.InvalidInput, match="must be a fedhist.History or a file, got list"):
         fh.Trial("fedavg", task, k=3, rounds=10, schedule=[])  # type: ignore[arg-type]
     history.clients = history.clients.copy()
     history.clients[3, 2] = -1

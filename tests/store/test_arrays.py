@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import io
 import struct
-import tracemalloc
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedhist.store.arrays import decode, read_arrays, write_arrays
+from fedhist.store.arrays import checksum, decode, read_arrays, write_arrays
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -60,50 +59,40 @@ def test_arrays_come_back(tmp_path: Path) -> None:
         headed("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "1," * 4000 + ")}", b"a"),
     ],
 )
-def test_what_is_no_array_is_refused(content: bytes) -> None:
+def test_other_contents_are_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="array"):
         decode(content)
 
 
-def deflated(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+def zipped(content: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
+        archive.writestr("a.npy", content)
     return buffer.getvalue()
-
-
-def lying(content: bytes, claimed: int) -> bytes:
-    """Let all headers of an archive say that its members have another size."""
-    changed = bytearray(content)
-    for mark, at in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
-        place = changed.find(mark)
-        changed[place + at : place + at + 4] = struct.pack("<I", claimed)
-    return bytes(changed)
-
-
-LARGE = npy(np.zeros(30_000_000, np.uint8))
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (deflated({"a.npy": LARGE}), "unpacks to far more than its size"),
-        (lying(deflated({"a.npy": LARGE}), 200), "."),
-        (deflated({f"{i}.npy": b"" for i in range(100)}), "more than 64 arrays"),
-        (deflated({"a.npy": npy(np.arange(3))}, zipfile.ZIP_LZMA), "compressed in an unknown way"),
-        (deflated({"a.npy": npy(np.arange(3))}, zipfile.ZIP_BZIP2), "compressed in an unknown way"),
-        (lying(deflated({"a.npy": npy(np.arange(3))}), 2**31), "unpacks to far more than its size"),
-        (deflated({"a.npy": b"nonsense"}), "an array cannot be read"),
+        (b"", "its content is damaged"),
+        (zipped(npy(np.arange(3)))[:-30], "its content is damaged"),
+        (zipped(npy(np.arange(3))).replace(b"NUMPY", b"numpy"), "its content is damaged .*CRC"),
+        (zipped(b"nonsense"), "an array cannot be read"),
     ],
 )
-def test_archives_that_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_damaged_archives_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=sentence):
-            read_arrays(tmp_path / "a.npz")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 10 * len(content) + (1 << 20)
+    with pytest.raises(ValueError, match=sentence):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_compressed_archives_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(zipped(npy(np.arange(3)), zipfile.ZIP_DEFLATED))
+    assert read_arrays(tmp_path / "a.npz")["a"].tolist() == [0, 1, 2]
+
+
+def test_a_checksum_depends_on_shape_type_and_values() -> None:
+    base = np.arange(6)
+    others = [base.reshape(2, 3), base.astype(np.int32), base + 1, base.astype(np.uint64)]
+    assert len({checksum(each) for each in (base, *others)}) == 5
+    assert checksum(base) == checksum(np.arange(12)[::2] // 2) and checksum(base, base) != checksum(base)

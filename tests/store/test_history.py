@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,8 +50,8 @@ def test_what_is_kept_of_the_clients(task: fh.Task, history: fh.History) -> None
 def test_of_many_clients_and_evaluations_a_sample_is_kept(
     make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedhist.store.history.SAMPLE", 5)
-    monkeypatch.setattr("fedhist.simulation.run.TRACED", 3)
+    monkeypatch.setattr("fedhist.store.history.MOST_CLIENTS", 5)
+    monkeypatch.setattr("fedhist.simulation.server.MOST_TRACES", 3)
     history = fh.simulate("fedhist", make_task(clients=9), k=3, rounds=11, eval_every=2)
     assert history.about_clients["id"].tolist() == [0, 2, 4, 6, 8]
     assert history.traces["round"].tolist() == [4, 8, 11] and history.traces["utility"].shape == (3, 5)
@@ -74,7 +76,7 @@ def test_a_trace_that_changes_its_shape(task: fh.Task) -> None:
             self.size = getattr(self, "size", 0) + 1
             return {"more": torch.zeros(self.size)}
 
-    with pytest.raises(fh.InvalidInput, match="must always tell vectors of the same names and lengths"):
+    with pytest.raises(fh.InvalidInput, match="must always return vectors of the same names and lengths"):
         fh.simulate(Growing(), task, k=3, rounds=4, eval_every=2)
 
 
@@ -111,7 +113,7 @@ def test_not_evaluated_yet(task: fh.Task) -> None:
         _ = histories[0].final_accuracy
 
     with pytest.raises(fh.FedHistError, match="FedAvg, seed 0 has not been evaluated yet."):
-        fh.simulate("fedavg", task, k=2, rounds=5, on_round=look)
+        fh.simulate("fedavg", task, k=2, rounds=5, eval_every=5, on_round=look)
 
 
 def test_a_place_that_cannot_be_written(history: fh.History, tmp_path: Path) -> None:
@@ -123,6 +125,78 @@ def test_a_place_that_cannot_be_written(history: fh.History, tmp_path: Path) -> 
 def test_unknown_column(history: fh.History) -> None:
     with pytest.raises(AttributeError, match="no attribute 'acuracy'"):
         _ = history.acuracy
+
+
+def test_the_former_name_of_evaluations(history: fh.History) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'records' any more; it is called 'evaluations'"):
+        _ = history.records
+
+
+@pytest.fixture
+def older(task: fh.Task, tmp_path: Path) -> Path:
+    """The folder of a run with events and traces."""
+    run = fh.simulate("fedhist", task, k=3, rounds=9, eval_every=3, faults=fh.Faults(nan=0.3))
+    assert run.events and run.traces
+    return run.save(tmp_path / "older")
+
+
+@pytest.fixture
+def newer(task: fh.Task) -> fh.History:
+    """A run without events and traces."""
+    run = fh.simulate("fedavg", task, k=2, rounds=4, eval_every=2)
+    assert not run.events and not run.traces
+    return run
+
+
+def test_a_run_replaces_an_older_one(older: Path, newer: fh.History) -> None:
+    again = fh.History.load(newer.save(older))
+    assert again.summary() == newer.summary() and again.evaluations == newer.evaluations
+    assert (again.events, again.traces) == ([], {})
+    assert sorted(p.name for p in older.iterdir()) == ["arrivals.npz", "clients.npz", "history.jsonl", "summary.json"]
+
+
+def test_a_run_killed_while_it_replaces_an_older_one_mixes_nothing(
+    older: Path, newer: fh.History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops before each change of the folder in turn, until one attempt gets through."""
+    before, left, outcomes = fh.History.load(older).summary(), 0, list[str]()
+
+    def limited(call: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:  # nothing is cleaned up after that either
+                raise SystemExit
+            return call(*args, **options)
+
+        return change
+
+    for step in range(100):
+        folder = tmp_path / f"attempt {step}"
+        shutil.copytree(older, folder)
+        left = step
+        with monkeypatch.context() as patched, contextlib.suppress(SystemExit):
+            for name in ("unlink", "replace"):
+                patched.setattr(Path, name, limited(getattr(Path, name)))
+            newer.save(folder)
+        try:
+            found = fh.History.load(folder)
+            outcomes.append({str(before): "older", str(newer.summary()): "newer"}[str(found.summary())])
+            assert bool(found.traces) == bool(found.events) == (outcomes[-1] == "older")
+        except fh.FedHistError as error:
+            assert "does not hold a complete run" in str(error)
+            outcomes.append("none")
+        if outcomes[-1] == "newer":
+            break
+    assert outcomes == ["older", *["none"] * (len(outcomes) - 2), "newer"] and len(outcomes) > 8
+
+
+def test_a_run_that_cannot_be_written_as_json_leaves_the_older_one(older: Path, newer: fh.History) -> None:
+    before = fh.History.load(older).summary()
+    newer.events.append({"time": float("nan"), "round": 1, "event": "odd"})
+    with pytest.raises(ValueError, match="JSON"):
+        newer.save(older)
+    assert fh.History.load(older).summary() == before
 
 
 def test_loading_nonsense(tmp_path: Path) -> None:
@@ -144,7 +218,7 @@ def rewritten(folder: Path, **changes: np.ndarray) -> None:
     ("name", "at", "value", "sentence"),
     [
         ("clients", (0, 0), -2, "clients must be numbered from 0"),
-        ("clients", slice(None), -1, "clients must be numbered from 0"),
+        ("clients", slice(None), -1, "staleness must count"),
         ("clients", 3, 5, "a client uploads twice in one round"),
         ("staleness", (0, 0), 0, "staleness must count"),
         ("staleness", (2, 1), 4, "staleness must count"),
@@ -174,24 +248,24 @@ def test_arrivals_must_agree(history: fh.History, tmp_path: Path) -> None:
     history.save(tmp_path)
     shorter = {each: getattr(history, each)[:-1] for each in ("clients", "staleness", "arrived", "weights")}
     rewritten(tmp_path, **shorter)
-    with pytest.raises(fh.FedHistError, match="its summary is not that of 11 rounds of 3 uploads"):
+    with pytest.raises(fh.FedHistError, match="its summary is not of 11 rounds of 3 uploads"):
         fh.History.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"round": 13}, "its evaluations are not of rounds it has"),
-        ({"round": 4}, "its evaluations are not of rounds it has"),
-        ({"round": 8.0}, "round must be a whole number, got 8.0"),
-        ({"round": True}, "round must be a whole number, got True"),
-        ({"accuracy": None}, "accuracy must be a number, got None"),
-        ({"accuracy": 10**400}, "accuracy must be a number, got 1000"),
-        ({"loss": "low"}, "loss must be a number, got 'low'"),
-        ({"per_class": 0.5}, "per_class must be a list, got 0.5"),
-        ({"per_class": [[0.5]]}, "per_class must be a number, got"),
-        ({"time": float("inf")}, "Infinity is not a finite number"),
-        ({"more": 1}, "an evaluation must have accuracy, loss, "),
+        ({"round": 13}, "its evaluations are not of rounds from 1 to 12, in order"),
+        ({"round": 4}, "its evaluations are not of rounds from 1 to 12, in order"),
+        ({"round": 8.0}, "'round': input should be a valid integer"),
+        ({"round": True}, "'round': input should be a valid integer"),
+        ({"accuracy": None}, "'accuracy': input should be a valid number"),
+        ({"accuracy": 10**400}, "'accuracy': input should be a finite number"),
+        ({"loss": "low"}, "'loss': input should be a valid number"),
+        ({"per_class": 0.5}, "'per_class': input should be a valid array"),
+        ({"per_class": [[0.5]]}, "'per_class.0': input should be a valid number"),
+        ({"time": float("inf")}, "'time': input should be a finite number"),
+        ({"more": 1}, "'more': unexpected keyword argument"),
     ],
 )
 def test_evaluations_must_make_sense(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.store import recording as module
-from fedhist.store.recording import FILES, Recording
+from fedhist.store.recording import FILES, About, Recording, Tape
 
 COMMON: dict[str, Any] = {"k": 3, "rounds": 12, "eval_every": 4}
 
@@ -51,14 +51,14 @@ def test_all_uploads_are_recorded(
     faults: fh.Faults | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_STAGED", 5)  # so that the last part is not a full one
+    monkeypatch.setattr(module, "STAGED_ROUNDS", 5)  # so that the last part is not a full one
     history = fh.simulate(Kept(), task, **COMMON, trainer=trainer, faults=faults, record=tmp_path)
     kept = Recording(tmp_path)
     assert kept.about.rounds == len(seen) == 12
     for round_, (uploads, update, arrivals) in enumerate(seen, start=1):
         assert torch.equal(kept.uploads(round_), uploads)
         assert torch.equal(kept.update(round_), update)
-        assert kept.num_examples[kept.history.clients[round_ - 1]].tolist() == arrivals.num_examples.tolist()
+        assert kept.num_examples(round_).tolist() == arrivals.num_examples.tolist()
     assert np.array_equal(kept.history.clients, history.clients)
     assert np.array_equal(np.load(tmp_path / "uploads.npy"), torch.stack([u for u, _, _ in seen]).numpy())
     model = kept.start.clone()
@@ -88,7 +88,9 @@ def test_half_the_size(task: fh.Task, tmp_path: Path, dtype: str, error: float) 
     fh.simulate("fedhist", task, **COMMON, record=tmp_path / "full")
     fh.simulate("fedhist", task, **COMMON, record=tmp_path / "half", record_dtype=dtype)
     full, half = Recording(tmp_path / "full"), Recording(tmp_path / "half")
-    assert 2 * half.about.nbytes == full.about.nbytes
+    sizes = [[(tmp_path / part / name).stat().st_size for name in FILES[:3]] for part in ("half", "full")]
+    uploads, examples, updates = ((a - 128) / (b - 128) for a, b in zip(*sizes, strict=True))
+    assert (uploads, examples, updates) == (0.5, 1, 0.5)
     for round_ in (1, 7, 12):
         a, b = full.uploads(round_), half.uploads(round_)
         assert b.dtype == torch.float32 and not torch.equal(a, b)
@@ -100,14 +102,20 @@ def test_half_the_size(task: fh.Task, tmp_path: Path, dtype: str, error: float) 
 def test_a_resumed_run_ends_with_the_same_recording(
     task: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, stop: int
 ) -> None:
-    monkeypatch.setattr(module, "MOST_STAGED", 4)
+    monkeypatch.setattr(module, "STAGED_ROUNDS", 4)
     fh.simulate("fedhist", task, **COMMON, trainer=trainer, record=tmp_path / "whole")
 
     def dying(round_: int, histories: Sequence[fh.History]) -> None:
         if round_ == stop:
             raise KeyboardInterrupt
 
-    rest = {**COMMON, "trainer": trainer, "resume": tmp_path / "state", "record": tmp_path / "a", "checkpoint_every": 0}
+    rest = {
+        **COMMON,
+        "trainer": trainer,
+        "checkpoint": tmp_path / "state",
+        "record": tmp_path / "a",
+        "checkpoint_every": 0,
+    }
     with pytest.raises(KeyboardInterrupt):
         fh.simulate("fedhist", task, **rest, on_round=dying)
     with (tmp_path / "a" / "uploads.npy").open("ab") as file:
@@ -120,13 +128,13 @@ def test_a_resumed_run_ends_with_the_same_recording(
         fh.simulate("fedhist", task, **rest)
 
 
-def test_a_run_that_begins_again_is_recorded_from_its_beginning(
-    make_task: Callable[..., fh.Task], tmp_path: Path
+@pytest.mark.parametrize("trainer", ["threaded", "batched"])
+def test_a_run_with_rejected_uploads_is_recorded(
+    make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str
 ) -> None:
     task = make_task()
     task.x[task.client(0)] = torch.nan  # one client's data are broken
-    with pytest.warns(UserWarning, match="begins again"):
-        history = fh.simulate("fedavg", task, **COMMON, record=tmp_path)
+    history = fh.simulate("fedavg", task, **COMMON, trainer=trainer, record=tmp_path)
     assert any(event["event"] == "rejected" for event in history.events)
     assert fh.replay(tmp_path, "fedavg").distance.max() == 0
 
@@ -150,19 +158,22 @@ def test_what_cannot_be_recorded(task: fh.Task, tmp_path: Path, monkeypatch: pyt
         fh.compare(["fedavg"], task, **COMMON, record=tmp_path / "c", engine="ray")
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(fh.InvalidInput, match=r"the recording needs 14.4 KB and .* has 1.0 KB free; record fewer"):
+    with pytest.raises(fh.InvalidInput, match=r"the recording needs 14.7 KB and .* has 1.0 KB free; record fewer"):
         fh.simulate("fedavg", task, **COMMON, record=tmp_path / "d" / "e")
     assert not (tmp_path / "d").exists()
 
 
-def test_a_disk_that_fills_up_is_told(task: fh.Task, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "uploads.npy").symlink_to("/dev/full")
-    with pytest.raises(fh.FedHistError, match="the recording in .*/a cannot be written: No space left on device"):
-        fh.simulate("fedavg", task, **COMMON, record=tmp_path / "a", checkpoint=tmp_path / "state")
+def test_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "updates.npy").symlink_to("/dev/full")
+    about = About(12, 3, 75, 8, "float32", "float32", server_lr=1.0, method="FedAvg", seed=0)
+    tape = Tape(tmp_path, about, torch.zeros(75))
+    with pytest.raises(fh.FedHistError, match="the recording in .* cannot be written: No space left on device"):
+        tape.begin(0)
+        tape.write(1, flush=True)
+    tape.close()
 
 
-def test_damaged_recordings_are_told(task: fh.Task, tmp_path: Path) -> None:
+def test_damaged_recordings(task: fh.Task, tmp_path: Path) -> None:
     fh.simulate("fedavg", task, **COMMON, record=tmp_path / "good")
 
     def damaged(name: str, change: Callable[[bytes], bytes]) -> Path:
@@ -174,9 +185,9 @@ def test_damaged_recordings_are_told(task: fh.Task, tmp_path: Path) -> None:
 
     wrong = {
         "uploads.npy is truncated": ("uploads.npy", lambda b: b[:-1]),
-        "updates.npy is not what": ("updates.npy", lambda b: b[:40] + b"x" + b[41:]),
+        "updates.npy does not match the recording's description": ("updates.npy", lambda b: b[:40] + b"x" + b[41:]),
         "recording.npz cannot be read: its content is damaged": ("recording.npz", lambda b: b[:-30]),
-        "recording.npz does not describe a recording": (
+        "recording.npz cannot be read: it does not describe a recording": (
             "recording.npz",
             lambda b: b.replace(b"start.npy", b"stark.npy"),
         ),

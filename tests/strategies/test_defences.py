@@ -17,9 +17,8 @@ from torch import Tensor
 import fedhist as fh
 from fedhist.simulation.methods import as_method
 from fedhist.strategies.robust import defence as module
+from fedhist.strategies.robust.coordinates import trimmed_mean, weighted_median
 from fedhist.strategies.robust.krum import krum_scores
-from fedhist.strategies.robust.median import weighted_median
-from fedhist.strategies.robust.trimmed import trimmed_mean
 from tests import oracle
 from tests.strategies.test_conformance import K, N, P, close, stream, updates
 
@@ -119,10 +118,10 @@ def robust(rule: Callable[..., float], *options: float) -> Callable[[list[float]
         ("FedHist", {}),
         ("FedHist", {"egs": False}),
         ("FedHist", {"ina": False}),
-        ("FedHist", {"weight_floor": None, "lam": 2.0}),
+        ("FedHist", {"lam": 2.0}),
+        ("FedAvg", {"ina": True}),
         ("FedHist", {"ina_direction": "sum"}),
-        ("FedHist", {"ina_norms": "weighted", "alpha": 0.5}),
-        ("FedHist", {"remember_fused": True, "ina_norms": "fused"}),
+        ("FedHist", {"remember_amplified": False, "alpha": 0.5}),
     ],
     ids=str,
 )
@@ -175,7 +174,7 @@ def test_krum_lets_only_trusted_uploads_through(keep: int) -> None:
         assert close([guarded(fh.Arrivals(*facts))], [expected])
         assert guarded.last_weights[trusted].tolist() == pytest.approx(bare.last_weights.tolist())
         assert float(guarded.last_weights.sum()) == pytest.approx(1)
-    assert torch.equal(guarded.inner.utility, bare.utility)  # strangers never reach its memory
+    assert torch.equal(guarded.inner.utility, bare.utility)  # rejected uploads never reach its memory
 
 
 def under_attack(strategy: fh.Strategy) -> tuple[float, float]:
@@ -251,7 +250,7 @@ def test_a_defence_is_captured_only_if_all_of_it_can_be() -> None:
     assert not type("Mine", (fh.Krum,), {})(fh.FedAvg()).capturable()
 
 
-def test_a_strategy_that_takes_its_mean_elsewhere_is_told() -> None:
+def test_a_strategy_that_does_not_use_the_robust_average() -> None:
     class Elsewhere(fh.Strategy):
         def forward(self, arrivals: fh.Arrivals) -> Tensor:
             return arrivals.deltas.mean(dim=0)
@@ -264,8 +263,11 @@ def test_a_strategy_that_takes_its_mean_elsewhere_is_told() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fh.CoordinateMedian("fedhist"), "inner must be a fedhist.Strategy to defend, got 'fedhist'."),
-        (lambda: fh.TrimmedMean(fh.FedAvg(), 0.5), "share must leave something in the middle, got 0.5"),
+        (lambda: fh.CoordinateMedian("fedhist"), "inner must be a fedhist.Strategy, got 'fedhist'."),
+        (
+            lambda: fh.TrimmedMean(fh.FedAvg(), 0.5),
+            "share must be less than 0.5, got 0.5; for that, use CoordinateMedian.",
+        ),
         (lambda: fh.TrimmedMean(fh.FedAvg(), -0.1), r"share must lie in \[0, 0.5\], got -0.1."),
         (lambda: fh.NormClip(fh.FedAvg(), ratio=0), "ratio must be positive, got 0."),
         (lambda: fh.NormClip(fh.FedAvg(), bound=-1), "bound must be positive, got -1."),

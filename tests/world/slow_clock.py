@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedhist as fh
+from fedhist.simulation.versions import VersionPlan
 from fedhist.streams import Stream
-from fedhist.world.clock import VersionPlan
 from fedhist.world.speeds import Speeds
 
 
 def slow_schedule(
-    num_clients: int, k: int, rounds: int, devices: Speeds, seed: int = 0, concurrency: int | None = None
+    num_clients: int, k: int, rounds: int, speeds: Speeds, seed: int = 0, concurrency: int | None = None
 ) -> fh.Schedule:
     busy = num_clients if concurrency is None else concurrency
     stream = Stream(seed, "schedule")
-    means = devices.mean_times(num_clients, seed)
+    means = speeds.mean_times(num_clients, seed)
     idle = list(range(num_clients))
     clients, staleness = np.empty((rounds, k), np.int64), np.empty((rounds, k), np.int64)
     arrived = np.empty((rounds, k), np.float64)
@@ -34,7 +34,7 @@ def slow_schedule(
             idle += clients[round_ - 1].tolist()
         sent = drawn(idle, k if round_ else busy, round_, stream) if busy < num_clients else idle
         idle = idle[: len(idle) - len(sent)]
-        work = work_times(means[sent], devices.jitter, stream.at(round_, 1))
+        work = work_times(means[sent], speeds.jitter, stream.at(round_, 1))
         for client, time in zip(sent, work.tolist(), strict=True):
             heapq.heappush(queue, (now + time, numbered, client, round_ + 1))
             numbered += 1

@@ -95,7 +95,7 @@ def test_what_names_a_client(tmp_path: Path) -> None:
     assert fh.read_schedule(file, k=1, clients="labels").clients.tolist() == [[0], [1]]
     file.write_text(HEAD + "7,0,1\nx,0,2\n")
     assert fh.read_schedule(file, k=1).clients.tolist() == [[0], [1]]
-    with pytest.raises(fh.FedHistError, match="client 'x' is no id"):
+    with pytest.raises(fh.FedHistError, match="client 'x' is not an id"):
         fh.read_schedule(file, k=1, clients="ids")
     with pytest.raises(fh.InvalidInput, match="clients must be 'auto', 'ids' or 'labels', got 'names'"):
         fh.read_schedule(file, k=1, clients="names")
@@ -107,21 +107,21 @@ def test_what_names_a_client(tmp_path: Path) -> None:
         ("", "its first line must name client once, got \\[\\]"),
         ("client,begin,end\n", "its first line must name start once"),
         ("client,start,end,end\na,0,1,2\n", "its first line must name end once"),
-        (HEAD, "it holds no work"),
+        (HEAD, "it holds no trainings"),
         (HEAD + "a,0,1\n", "it has 1 arrivals, fewer than k=2"),
         (HEAD + "a,0,1\na,0\n", "line 3 has 2 values for 3 columns"),
-        (HEAD + "a,0,1\nb,nan,1\n", "start in line 3 is no time in seconds: 'nan'"),
-        (HEAD + "a,0,1\nb,0,inf\n", "end in line 3 is no time in seconds: 'inf'"),
-        (HEAD + "a,0,1\nb,0,2026-11-15T10:00\n", "end in line 3 is no time in seconds: '2026-11-15T10:00'"),
-        (HEAD + "a,0,1\nb,0,1e300\n", "end in line 3 is no time in seconds"),
+        (HEAD + "a,0,1\nb,nan,1\n", "start in line 3 is not a time in seconds: 'nan'"),
+        (HEAD + "a,0,1\nb,0,inf\n", "end in line 3 is not a time in seconds: 'inf'"),
+        (HEAD + "a,0,1\nb,0,2026-11-15T10:00\n", "end in line 3 is not a time in seconds: '2026-11-15T10:00'"),
+        (HEAD + "a,0,1\nb,0,1e300\n", "end in line 3 is not a time in seconds"),
         (HEAD + "a,0,1\nb,3,2\n", "client 'b' ends at 2, no later than it starts"),
         (HEAD + "a,0,1\nb,2,2\n", "client 'b' ends at 2, no later than it starts"),
-        (HEAD + "a,0,5\nb,0,1\na,4,6\n", "client 'a' starts at 4, before its work until then ends"),
+        (HEAD + "a,0,5\nb,0,1\na,4,6\n", "client 'a' starts at 4, before its training until then ends"),
         (HEAD + "a,0,1\na,1,2\nb,0,3\n", "client 'a' arrives twice in round 1, since .*; use a smaller k"),
         (HEAD + ",0,1\nb,0,1\n", "line 2 names no client: ''"),
         (HEAD + "x" * 300 + ",0,1\n", "line 2 names no client"),
         (HEAD + "99999999999,0,1\n07,0,1\n", "it has"),
-        (HEAD + "9999999999,0,1\n1,0,1\n", "client 9999999999 is no id; give clients='labels'"),
+        (HEAD + "9999999999,0,1\n1,0,1\n", "client 9999999999 is not an id; give clients='labels'"),
         (HEAD + "7,0,1\n07,0,1\n", "an id is written in two ways"),
         (HEAD + 'a,0,"1\n', "unexpected end of data"),
     ],
@@ -140,13 +140,13 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, content: str, sente
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"[1]\n", "line 1 is no JSON object"),
+        (b"[1]\n", "line 1 is not a JSON object"),
         (b'{"client": "a", "start": 0}\n', "line 1 has no end"),
         (b'{"client": 1.5, "start": 0, "end": 1}\n', "line 1 names no client: 1.5"),
         (b'{"client": true, "start": 0, "end": 1}\n', "line 1 names no client: True"),
-        (b'{"client": 1, "start": 0, "end": true}\n', "end in line 1 is no time in seconds: True"),
+        (b'{"client": 1, "start": 0, "end": true}\n', "end in line 1 is not a time in seconds: True"),
         (b'{"client": 1, "start": NaN, "end": 1}\n', "NaN is not a finite number"),
-        (b'{"client": 1, "start": 0, "end": 1' + b"0" * 400 + b"}\n", "end in line 1 is no time"),
+        (b'{"client": 1, "start": 0, "end": 1' + b"0" * 400 + b"}\n", "end in line 1 is not a time"),
         (b"\xff\xfe\n", "can't decode"),
         (b"{\n", "Expecting property name"),
         (b'{"client": ' + b"[" * 100000 + b"\n", "too many values|too deeply"),
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_more_clients_than_the_task_has(task: fh.Task, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEAD + "".join(f"c{i},0,{i + 1}\n" for i in range(9)))
-    with pytest.raises(fh.InvalidInput, match="knows client 8, the task has 8 clients"):
+    with pytest.raises(fh.InvalidInput, match="names client 8, the task has 8 clients"):
         fh.simulate("fedavg", task, k=3, rounds=3, schedule=fh.read_schedule(tmp_path / "log.csv", k=3))
 
 

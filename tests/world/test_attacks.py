@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedhist.simulation.batched import BatchedRounds
 from torch import Tensor
 
 import fedhist as fh
 from fedhist.noise import keyed
+from fedhist.simulation.plan import plan
 from fedhist.simulation.run import Run
-from fedhist.world.attacks import ATTACKS, as_attack, poisoned
-from fedhist.world.clock import make_schedule, plan_versions
+from fedhist.simulation.server import Server
+from fedhist.simulation.sources.batch import Batch
+from fedhist.world.attacks import ATTACKS, Adversary, as_attack
 
 CPU = torch.device("cpu")
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
@@ -31,6 +32,15 @@ def sent(attack: fh.Attack) -> Tensor:
     arrived = attack.uploads(DELTAS, BAD, KEYS)
     assert torch.equal(arrived[~BAD[:, 0]], DELTAS[~BAD[:, 0]])
     return arrived
+
+
+def planned(trials: list[fh.Trial]) -> list[Run]:
+    """Return runs that could begin."""
+    return [Run(each.trial, each.arriving, CPU) for each in plan(trials, "batched", CPU)]
+
+
+def poisoned(task: fh.Task, attack: fh.Attack, seed: int) -> fh.Task:
+    return Adversary(attack, task.num_clients, seed, CPU).poisoned(task)
 
 
 def test_sign_flip() -> None:
@@ -75,15 +85,15 @@ def test_the_shift_that_hides_grows_with_the_share() -> None:
 def test_label_flip_touches_only_attackers_labels(task: fh.Task) -> None:
     attack = fh.LabelFlip(0.25)
     attackers = attack.attackers(task.num_clients, seed=3)
-    flipped = poisoned(task, attack, seed=3)
+    flipped = poisoned(task, attack, 3)
     assert len(attackers) == 2
     for i in range(task.num_clients):
         before, after = task.y[task.client(i)], flipped.y[flipped.client(i)]
         assert after.tolist() == [2 - y if i in attackers else y for y in before.tolist()]
     assert flipped.x is task.x and flipped.y_test is task.y_test
-    assert poisoned(task, attack, seed=3) is flipped  # so that runs can share a batch
-    assert poisoned(task, attack, seed=4) is not flipped
-    assert poisoned(task, fh.SignFlip(0.25), seed=3) is task
+    assert poisoned(task, attack, 3) is flipped  # so that runs can share a batch
+    assert poisoned(task, attack, 4) is not flipped
+    assert poisoned(task, fh.SignFlip(0.25), 3) is task
 
 
 def test_attackers_are_drawn_by_seed_and_more_of_them_are_the_same_and_others() -> None:
@@ -142,11 +152,8 @@ def test_an_attack_of_ones_own(task: fh.Task) -> None:
         def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
             return torch.where(attacking, 0.0, deltas)
 
-    schedule = make_schedule(8, 3, 4, fh.LogNormal())
-    runs = [
-        Run(fh.Trial("fedavg", task, k=3, rounds=4, attack=attack), schedule, plan_versions(schedule), CPU)
-        for attack in (None, fh.SignFlip(0.5), fh.ScaledNoise(0.5), Silence(0.5))
-    ]
+    attacks = (None, fh.SignFlip(0.5), fh.ScaledNoise(0.5), Silence(0.5))
+    runs = planned([fh.Trial("fedavg", task, k=3, rounds=4, attack=attack) for attack in attacks])
     assert [run.capturable() for run in runs] == [True, True, True, False]  # it has not said that it may be
     everyone = fh.simulate("fedavg", task, k=8, rounds=3, attack=Silence(1.0), local=LOCAL, eval_every=1)
     assert len(set(everyone.loss)) == 1  # nothing is ever learned
@@ -154,14 +161,13 @@ def test_an_attack_of_ones_own(task: fh.Task) -> None:
 
 def test_no_round_looks_at_values(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is captured must not ask for a number: here such a question is an error."""
-    schedule = make_schedule(8, 3, 4, fh.LogNormal())
-    runs = [
-        Run(fh.Trial(method, task, k=3, rounds=4, attack=attack), schedule, plan_versions(schedule), CPU)
+    trials = [
+        fh.Trial(method, task, k=3, rounds=4, attack=attack)
         for method in ("fedavg + krum", "refl + median", "wkafl + trimmed", "fedavg:ina=true + norm-clip")
         for attack in EVERY
     ]
-    rounds = BatchedRounds(runs, CPU)
-    rounds.step(1)
+    source = Batch(planned(trials))
+    source.play(Server.close)
 
     def asked(*_: object) -> bool:
         raise AssertionError("a tensor's value was looked at")
@@ -169,8 +175,10 @@ def test_no_round_looks_at_values(task: fh.Task, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched, torch.no_grad():
         for name in ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero"):
             patched.setattr(Tensor, name, asked)
-        rounds._round()
-    assert int(rounds._done) == 2
+        for server, arrivals in source.next():
+            server.close(arrivals)
+    ((_, card),) = source._cards
+    assert int(card._done) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import fedhist as fh
 from fedhist.world import clock
-from fedhist.world.clock import plan_versions
+from fedhist.simulation.versions import plan_versions
+from fedhist.world.clock import Clock
 from fedhist.world.speeds import Speeds
 from tests.world.slow_clock import slow_plan, slow_schedule
 
@@ -32,8 +33,8 @@ def schedules(draw: st.DrawFn) -> tuple[fh.Schedule, int]:
     n = draw(st.integers(1, 30))
     k = draw(st.integers(1, n))
     busy = draw(st.one_of(st.none(), st.integers(k, n)))
-    devices = draw(st.sampled_from(SPEEDS))
-    return fh.make_schedule(n, k, draw(st.integers(1, 40)), devices, draw(st.integers(0, 99)), busy), busy or n
+    speeds = draw(st.sampled_from(SPEEDS))
+    return fh.make_schedule(n, k, draw(st.integers(1, 40)), speeds, draw(st.integers(0, 99)), busy), busy or n
 
 
 def assert_same(fast: fh.Schedule, slow: fh.Schedule) -> None:
@@ -53,14 +54,14 @@ def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
     """To the bit, with small windows too, which make small queues go through all that large ones do."""
     k = data.draw(st.one_of(st.just(1), st.just(n), st.integers(1, n)))
     busy = data.draw(st.one_of(st.none(), st.just(k), st.integers(k, n)))
-    devices = data.draw(st.one_of(st.sampled_from(SPEEDS), TIES.map(lambda times: fh.Explicit(times[:n]))))
-    arguments = n, k, data.draw(st.integers(1, 40)), devices, data.draw(st.integers(0, 99)), busy
+    speeds = data.draw(st.one_of(st.sampled_from(SPEEDS), TIES.map(lambda times: fh.Explicit(times[:n]))))
+    arguments = n, k, data.draw(st.integers(1, 40)), speeds, data.draw(st.integers(0, 99)), busy
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "WINDOW", window)
         assert_same(fh.make_schedule(*arguments), slow_schedule(*arguments))
 
 
-@pytest.mark.parametrize("devices", SPEEDS, ids=repr)
+@pytest.mark.parametrize("speeds", SPEEDS, ids=repr)
 @pytest.mark.parametrize(
     ("n", "k", "rounds", "busy"),
     [
@@ -74,15 +75,15 @@ def test_equals_the_slow_twin(data: st.DataObject, n: int, window: int) -> None:
         (100, 10, 500, 30),
     ],
 )
-def test_equals_the_slow_twin_at_length(devices: Speeds, n: int, k: int, rounds: int, busy: int | None) -> None:
-    assert_same(fh.make_schedule(n, k, rounds, devices, 3, busy), slow_schedule(n, k, rounds, devices, 3, busy))
+def test_equals_the_slow_twin_at_length(speeds: Speeds, n: int, k: int, rounds: int, busy: int | None) -> None:
+    assert_same(fh.make_schedule(n, k, rounds, speeds, 3, busy), slow_schedule(n, k, rounds, speeds, 3, busy))
 
 
 def test_times_that_overflow_come_last() -> None:
     """A gamma draw of a huge mean can be infinite; it is still in order."""
-    devices = fh.Explicit([1.7e308] * 20 + [1.0] * 20, jitter=1.0)
+    speeds = fh.Explicit([1.7e308] * 20 + [1.0] * 20, jitter=1.0)
     with np.errstate(over="ignore"):
-        assert_same(fh.make_schedule(40, 8, 30, devices), slow_schedule(40, 8, 30, devices))
+        assert_same(fh.make_schedule(40, 8, 30, speeds), slow_schedule(40, 8, 30, speeds))
 
 
 @given(schedules())
@@ -116,6 +117,21 @@ def test_staleness_equals_a_recount(drawn: tuple[fh.Schedule, int]) -> None:
 @settings(max_examples=100)
 def test_every_version_is_stored_until_its_last_upload(drawn: tuple[fh.Schedule, int]) -> None:
     assert_stored_while_needed(drawn[0])
+
+
+@given(schedules())
+@settings(max_examples=100)
+def test_versions_of_clients_that_do_not_return_are_kept_to_the_end(drawn: tuple[fh.Schedule, int]) -> None:
+    """A run that leaves its schedule needs what everybody at work was sent, also those beyond the schedule's end."""
+    schedule, busy = drawn
+    plan = plan_versions(schedule, busy)
+    sent = {1: busy} | dict.fromkeys(range(2, schedule.rounds + 1), schedule.k)
+    for round_ in range(1, schedule.rounds + 1):
+        arrived = np.bincount(schedule.versions[:round_].ravel(), minlength=schedule.rounds + 2)
+        held = [version for version in range(1, round_ + 1) if arrived[version] < sent[version]]
+        assert plan.held_after(round_).tolist() == held
+        slots = plan.slots[held]
+        assert len(set(slots.tolist())) == len(held) and (slots >= 0).all()
 
 
 def assert_stored_while_needed(schedule: fh.Schedule) -> None:
@@ -214,7 +230,7 @@ def test_mean_staleness_is_n_over_k() -> None:
     )
 
 
-def test_equal_devices_take_turns() -> None:
+def test_equal_clients_take_turns() -> None:
     """Ties go to whoever started first."""
     schedule = fh.make_schedule(6, 2, 6, fh.Constant(time=2.0))
     assert schedule.clients.tolist() == [[0, 1], [2, 3], [4, 5]] * 2
@@ -228,6 +244,41 @@ def test_explicit_times_by_hand() -> None:
     assert schedule.clients.ravel().tolist() == [0, 1, 0, 1, 0]
     assert schedule.time.tolist() == [2, 3, 4, 6, 6]
     assert schedule.staleness.ravel().tolist() == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("concurrency", [None, 9])
+@pytest.mark.parametrize("speeds", [fh.LogNormal(), fh.Constant(), fh.Exponential()], ids=repr)
+def test_arrival_by_arrival_it_gives_the_schedule(speeds: Speeds, concurrency: int | None) -> None:
+    """Also when it begins in the middle, and goes on from a saved state."""
+    schedule = fh.make_schedule(20, 4, 50, speeds, 3, concurrency)
+    for begin in (0, 17):
+        stepping = Clock(20, 4, speeds, 3, concurrency)
+        stepping.advance(begin)
+        for row in range(begin, 50):
+            arrived = stepping.upcoming(4)
+            stepping.take(4)
+            assert [start.client for start in arrived] == schedule.clients[row].tolist()
+            assert [start.version for start in arrived] == schedule.versions[row].tolist()
+            assert [start.time for start in arrived] == schedule.arrived[row].tolist()
+            stepping.close(arrived)
+            if row == 30:
+                state = {name: array.copy() for name, array in stepping.state().items()}
+                stepping = Clock(20, 4, speeds, 3, concurrency)
+                stepping.restore(state)
+
+
+def test_whoever_is_rejected_starts_again_at_once() -> None:
+    stepping = Clock(3, 2, fh.Explicit([1.0, 2.0, 5.0]))
+    (first,) = stepping.upcoming(1)
+    stepping.take(1)
+    stepping.again(first)
+    assert [(start.client, start.time, start.version) for start in stepping.upcoming(3)] == [
+        (1, 2.0, 1), (0, 2.0, 1), (2, 5.0, 1)
+    ]  # fmt: skip
+    arrived = stepping.upcoming(2)
+    stepping.take(2)
+    stepping.close(arrived)
+    assert sorted(stepping.versions.tolist()) == [1, 2, 2]
 
 
 def test_random_arrivals_are_uniform() -> None:
@@ -269,8 +320,8 @@ def test_schedules_repeat_and_vary_with_the_seed() -> None:
         ({"k": 0}, "k must be at least 1, got 0."),
         ({"k": 3.0}, "k must be a whole number, got 3.0."),
         ({"k": True}, "k must be a whole number, got True."),
-        ({"speeds": "random"}, r"devices must be an object such as fedhist.LogNormal\(\), got 'random'."),
-        ({"speeds": fh.LogNormal}, r"devices must be an object such as fedhist.LogNormal\(\), got"),
+        ({"speeds": "random"}, r"speeds must be an object such as fedhist.LogNormal\(\), got 'random'."),
+        ({"speeds": fh.LogNormal}, r"speeds must be an object such as fedhist.LogNormal\(\), got"),
         ({"speeds": fh.LogNormal(sigma=3000)}, "gives times that are not positive numbers; use milder"),
         ({"rounds": 0}, "rounds must be at least 1, got 0."),
         ({"concurrency": 2}, "concurrency must lie between k=3 and the number of clients 10, got 2."),

@@ -1,4 +1,4 @@
-"""One client's training, and what every trainer does with many of them."""
+"""One client's training, and what trainers make of it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from fedhist.streams import Stream
 class Job:
     """Train one client from the version it received.
 
-    The batches follow from (seed, client, version) alone, so they are the same whichever method, trainer
-    or machine does the work.
+    The batches follow from (seed, client, version) alone, so they are the same for all methods, trainers and machines.
     """
 
     task: Task
@@ -34,9 +33,9 @@ class Job:
     client: int
     version: int
     received: Tensor
-    """``(P,)``: the model version the client holds."""
+    """``(P,)``: the model version that the client was sent."""
     previous: Tensor | None
-    """``(P,)``: the client's own last local model, where the objective asks for it."""
+    """``(P,)``: the client's own last local model, where the objective uses it and there is one."""
 
     def batches(self) -> list[NDArray[np.int64]]:
         """Return the indices of the examples in each minibatch."""
@@ -45,7 +44,7 @@ class Job:
 
 
 def identity(thing: object) -> object:
-    """Return what tells a thing from others: its value where it can be hashed, else which object it is."""
+    """Return a key for an object: the object itself where it can be hashed, else its ``id``."""
     try:
         hash(thing)
     except TypeError:
@@ -54,33 +53,40 @@ def identity(thing: object) -> object:
 
 
 @lru_cache(maxsize=256)
-def _stream(thread: int, seed: int) -> Stream:  # noqa: ARG001 (a stream is not to be shared by threads)
+def _stream(thread: int, seed: int) -> Stream:  # noqa: ARG001 (threads must not share a stream)
     return Stream(seed, "batches")
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model does on the test set."""
+    """How well a model does on some examples: the sum of their losses, and how many of each class are correct."""
 
-    loss: float
+    total_loss: float
     correct: NDArray[np.int64]
-    """``(classes,)``: correctly classified examples of each class."""
     total: NDArray[np.int64]
+
+    def __add__(self, other: Score) -> Score:
+        """Return the score on the examples of both."""
+        return Score(self.total_loss + other.total_loss, self.correct + other.correct, self.total + other.total)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.total_loss / int(self.total.sum())
 
     @property
     def accuracy(self) -> float:
-        """The share of test examples classified correctly."""
+        """The share of examples that are classified correctly."""
         return float(self.correct.sum() / self.total.sum())
 
     @property
     def per_class(self) -> list[float | None]:
-        """The accuracy on each class; None for a class without test examples."""
-        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
-        return [c / n if n else None for c, n in pairs]
+        """The accuracy on each class; None for a class without examples."""
+        return [c / n if n else None for c, n in zip(self.correct.tolist(), self.total.tolist(), strict=True)]
 
 
 class Candidate(NamedTuple):
-    """A model to be evaluated: parameters ``(P,)``, and the task and seed they belong to."""
+    """A model to be evaluated: its task, its seed, and its parameters ``(P,)``."""
 
     task: Task
     seed: int
@@ -88,15 +94,15 @@ class Candidate(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Runs jobs and evaluations on some device."""
+    """Trains clients and evaluates models on some device."""
 
-    works_ahead: bool
-    """Whether jobs are done in the background, each by itself, so that those of later rounds can be begun as well."""
+    works_ahead: bool = False
+    """Whether jobs run in the background, one by one, so that those of later rounds can be started early."""
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
-        """Begin to write each job's upload `w_received - w_local` into its row.
+        """Start to write each job's upload `w_received - w_local` into its row.
 
-        Returns what to wait for, one future per job in order, or nothing when all is done already.
+        Returns one future for each job, in order, or nothing if all is done already.
         """
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:

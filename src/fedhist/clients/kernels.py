@@ -1,8 +1,8 @@
 """Convolution and pooling of many models at once, as Triton kernels.
 
-Over a batch of models a convolution becomes a grouped one, for which cuDNN has no fast kernels. Here each
-program holds some pixels of all output channels of one model in registers and reads the images where they
-lie; no patches are ever copied. Sums are plain float32, in an order that depends on shapes alone.
+The convolutions of many models are one grouped convolution, for which cuDNN has no fast kernels. Here each program
+keeps some pixels of all output channels of one model in registers and reads the images in place, without copying
+patches. Sums are plain float32, in an order that depends on shapes alone.
 """
 
 from __future__ import annotations
@@ -162,9 +162,7 @@ def _pool_backward(
 class _Shape:
     """The constants that the kernels are compiled for, and how their work is cut into tiles."""
 
-    def __init__(
-        self, x: tuple[int, ...], w: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]
-    ) -> None:
+    def __init__(self, x: torch.Size, w: torch.Size, stride: tuple[int, int], padding: tuple[int, int]) -> None:
         (self.examples, ci, h, width), (co, _, kh, kw) = x, w
         oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (width + 2 * padding[1] - kw) // stride[1] + 1
         self.taps, self.pixels = ci * kh * kw, self.examples * oh * ow
@@ -172,10 +170,10 @@ class _Shape:
         self.constants = ci, h, width, co, oh, ow, kh, kw, *stride, *padding
 
 
-TILE = 512
-"""Pixels that a program works on at a time."""
+TILE, POOL_TILE = 512, 1024
+"""Pixels that a program of a convolution and of pooling processes at a time."""
 WARP = 32
-"""The same for the gradient of the weights, whose programs are one warp: sums across warps cost more."""
+"""The same for the gradient of the weights, whose programs are one warp, since sums across warps cost more."""
 
 
 def _tile(channels: int) -> int:
@@ -207,7 +205,7 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
     """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
     models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(4, triton.next_power_of_2(shape.taps))
     tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
-    # Enough programs to fill a GPU, each with enough pixels to be worth its start.
+    # Enough programs to fill a GPU, each with enough pixels to pay for its launch.
     parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))
     share = triton.cdiv(triton.cdiv(shape.pixels, parts), WARP) * WARP
     dw = dy.new_empty((models, parts, *shape.w))
@@ -217,49 +215,39 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
 
 
 def _leading(values: tuple[Any, ...], dims: tuple[int | None, ...], models: int) -> list[Any]:
-    """Return all tensors with the models' dimension first; what all models share is not copied."""
+    """Return all tensors with the models' dimension first; those that all models share are not copied."""
 
-    def lead(value: Any, dim: int | None) -> Any:
+    def lead(value, dim) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.contiguous().expand(models, *value.shape) if dim is None else value.movedim(dim, 0).contiguous()
 
-    return [lead(value, dim) for value, dim in zip(values, dims, strict=True)]
+    return [lead(*each) for each in zip(values, dims, strict=True)]
 
 
-class _ConvInput(torch.autograd.Function):
-    @staticmethod
-    def forward(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
-        return _conv_input(dy[None].contiguous(), w[None].contiguous(), shape)[0]
+def _over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
+    """Return a function of one model's tensors whose batching rule is `many`, which takes those of all models."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+    class OverModels(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            return many(*_leading(args, (None,) * len(args), 1))[0]
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _conv_input(*_leading(args, in_dims, info.batch_size)), 0
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
 
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return many(*_leading(args, in_dims, info.batch_size)), 0
 
-class _ConvWeight(torch.autograd.Function):
-    @staticmethod
-    def forward(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
-        return _conv_weight(dy[None].contiguous(), x[None].contiguous(), shape)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _conv_weight(*_leading(args, in_dims, info.batch_size)), 0
+    return OverModels
 
 
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
-        return _conv(x[None].contiguous(), w[None].contiguous(), None if b is None else b[None].contiguous(), shape)[0]
+_ConvInput, _ConvWeight = _over_models(_conv_input), _over_models(_conv_weight)
 
+
+class _Conv(_over_models(_conv)):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, w, b, ctx.shape = inputs
@@ -277,13 +265,21 @@ class _Conv(torch.autograd.Function):
             None,
         )
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _conv(*_leading(args, in_dims, info.batch_size)), 0
+
+def _pool_input(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[int, int], stride: Any) -> Tensor:
+    """Return the gradient with respect to the input of max pooling."""
+    dx = dy.new_empty((*dy.shape[:-2], *size))
+    grid = (triton.cdiv(dx.numel(), POOL_TILE),)
+    constants = *size, *dy.shape[-2:], *window, *stride, POOL_TILE
+    _pool_backward[grid](dy.contiguous(), which.contiguous(), dx, dx.numel(), *constants)
+    return dx
+
+
+_PoolInput = _over_models(_pool_input)
 
 
 class _Pool(torch.autograd.Function):
-    """Max pooling without overlap. Models need no telling apart, so they are further images."""
+    """Max pooling without overlap; the images of several models are simply more images."""
 
     @staticmethod
     def forward(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -292,8 +288,8 @@ class _Pool(torch.autograd.Function):
         oh, ow = (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
         y = x.new_empty((*x.shape[:-2], oh, ow))
         which = torch.empty_like(y, dtype=torch.int8)
-        grid = (triton.cdiv(y.numel(), 1024),)
-        _pool_forward[grid](x, y, which, y.numel(), height, width, oh, ow, *window, *stride, 1024)
+        grid = (triton.cdiv(y.numel(), POOL_TILE),)
+        _pool_forward[grid](x, y, which, y.numel(), height, width, oh, ow, *window, *stride, POOL_TILE)
         return y, which
 
     @staticmethod
@@ -305,39 +301,17 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, None, None]:
-        (which,) = ctx.saved_tensors
-        return _PoolBack.apply(dy, which, ctx.size, ctx.window, ctx.stride), None, None
+        return _PoolInput.apply(dy, *ctx.saved_tensors, ctx.size, ctx.window, ctx.stride), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return _Pool.forward(*_leading(args, in_dims, info.batch_size)), (0, 0)
 
 
-class _PoolBack(torch.autograd.Function):
-    @staticmethod
-    def forward(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[int, int], stride: Any) -> Tensor:
-        dx = dy.new_empty((*dy.shape[:-2], *size))
-        grid = (triton.cdiv(dx.numel(), 1024),)
-        _pool_backward[grid](
-            dy.contiguous(), which.contiguous(), dx, dx.numel(), *size, *dy.shape[-2:], *window, *stride, 1024
-        )
-        return dx
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _PoolBack.forward(*_leading(args, in_dims, info.batch_size)), 0
-
-
 class ManyImages(TorchFunctionMode):
-    """Sends plain 2-d convolutions and max pooling to the kernels above; leaves all else as it is."""
+    """Computes plain 2-d convolutions and max pooling with the kernels above, and everything else as usual."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         plain = _plain_conv if func is torch.conv2d else _plain_pool if func is F.max_pool2d else None
         if plain is not None and (result := plain(*args, **kwargs)) is not None:
@@ -345,32 +319,20 @@ class ManyImages(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _plain_conv(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
+def _plain_conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:
+    """Do as ``torch.conv2d`` does; return None for options that the kernels do not support."""
     if groups != 1 or _pair(dilation) != (1, 1) or input.ndim != 4 or isinstance(padding, str):
         return None
     if input.dtype != torch.float32 or weight.dtype != torch.float32:
         return None
-    shape = _Shape(tuple(input.shape), tuple(weight.shape), _pair(stride), _pair(padding))
+    shape = _Shape(input.shape, weight.shape, _pair(stride), _pair(padding))
     return _Conv.apply(input, weight, bias, shape)  # type: ignore[no-any-return]
 
 
 def _plain_pool(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
+    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
 ) -> Tensor | None:
+    """Do as ``F.max_pool2d`` does; return None for options that the kernels do not support."""
     window = _pair(kernel_size)
     steps = _pair(stride) if stride else window
     if _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or ceil_mode or return_indices or input.ndim != 4:

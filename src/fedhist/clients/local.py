@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 PANEL = "Local work"
 MOST_STEPS = 1_000_000
-"""Steps and epochs beyond which a number is a slip of the hand: the run would never end."""
+"""The most steps or epochs: a larger number is taken for a mistake, since the run would never end."""
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Local SGD: so many steps, or so many epochs, of minibatches.
+    """Local SGD on minibatches, for a number of steps or of epochs.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class LocalSGD:
         require(0 <= number("momentum", self.momentum) < 1, f"momentum must lie in [0, 1), got {self.momentum}.")
 
     def steps_for(self, num_examples: int) -> int:
-        """Return how many minibatches a client with so many examples processes per upload."""
+        """Return how many minibatches a client with this many examples processes per upload."""
         return self.epochs * -(-num_examples // self.batch_size) if self.epochs else self.steps
 
     def batches(self, examples: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.int64]]:

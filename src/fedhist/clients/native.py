@@ -1,9 +1,9 @@
-"""Clients trained by the compiled kernel: the fast path on a CPU for models that are chains of layers it knows."""
+"""Clients trained by the compiled kernel: the fast path on a CPU, for models that are chains of layers it supports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from fedhist import native
-from fedhist.clients.job import Job
+from fedhist.clients.job import Job, Score
 from fedhist.clients.objectives import CrossEntropy, Objective, Proximal
 from fedhist.data.task import Task
+from fedhist.errors import reason
+from fedhist.native import Unavailable
 
-EVALUATED_AT_ONCE = 32
+Indices = NDArray[np.int64]
+TEST_PIECE = 32
+"""Test examples that are evaluated at a time."""
 PROBE = 5
+"""Examples with which a model is tried."""
 
-# What functions and methods of tensors do, as modules.
+# The modules that do the same as functions and methods of tensors.
 _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, "relu"), lambda *_, **__: nn.ReLU()),
     **dict.fromkeys((F.tanh, torch.tanh, "tanh"), lambda *_, **__: nn.Tanh()),
@@ -30,32 +35,20 @@ _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
 }
 
 
-class Unsupported(Exception):
-    """The kernel cannot do it; the message says why not, as part of a sentence."""
-
-
 class NativeModel:
-    """A task's model and data in the kernel's terms, shared by all threads."""
+    """A task's model and data as the kernel takes them, shared by all threads; raises :class:`Unavailable`."""
 
     def __init__(self, task: Task, seed: int) -> None:
         module = task.build(seed).train()
         layers = _layers(module, task)
-        try:
-            self.kernel = native.kernel()
-        except native.Unavailable as error:
-            raise Unsupported(str(error)) from None
-        self.classes = task.num_classes
+        self.kernel, self.classes = native.kernel(), task.num_classes
         self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
         self._layers = (native.Layer * len(layers))(*layers)
         self.net = native.Net(self._layers, len(layers), task.layout.size)
         self._check(module, task)
 
-    def worker(self) -> NativeWorker:
-        """Return what one thread needs."""
-        return NativeWorker(self)
-
     def _check(self, module: nn.Module, task: Task) -> None:
-        """Compare a gradient and a loss with the module's own, so that a misunderstanding cannot pass unnoticed."""
+        """Compare a gradient and a loss with the module's own, in case its layers were misread."""
         random = torch.Generator().manual_seed(0)
         x = torch.randn(PROBE, *task.x.shape[1:], generator=random)
         y = torch.arange(PROBE) % self.classes
@@ -68,12 +61,11 @@ class NativeModel:
         expected = torch.cat([slope.flatten() for slope in slopes])
         with torch.no_grad():
             evaluated = F.cross_entropy(module.eval()(x), y, reduction="sum").item()
-        worker, upload, index = self.worker(), torch.empty_like(model), np.arange(PROBE)
-        worker.descend(native.Descent(lr=1), (x, y), index, np.array([PROBE]), model, upload)
-        seen, _ = worker.count((x, y), index, model)
+        worker, upload, index = NativeWorker(self), torch.empty_like(model), np.arange(PROBE)
+        worker.descend(native.Descent(lr=1), x, y, [index], model, upload)
+        seen = worker.score(x, y, index, model).total_loss
         near = torch.linalg.norm(upload - expected) <= 1e-3 * torch.linalg.norm(expected)
-        if not near or not math.isclose(seen, evaluated, rel_tol=1e-3):
-            raise Unsupported("a trial gave other results than PyTorch")
+        _expect(bool(near) and math.isclose(seen, evaluated, rel_tol=1e-3), "a trial gave other results than PyTorch")
 
 
 class NativeWorker:
@@ -92,67 +84,55 @@ class NativeWorker:
 
     def train(self, job: Job, out: Tensor) -> None:
         """Write a job's upload."""
-        local, batches = job.local, job.batches()
-        mu = job.objective.mu if isinstance(job.objective, Proximal) else 0.0
+        local, mu = job.local, job.objective.mu if isinstance(job.objective, Proximal) else 0.0
         descent = native.Descent(local.lr, local.momentum, local.weight_decay, mu)
-        sizes = np.array([len(batch) for batch in batches])
-        data = self.model.x, self.model.y
-        self.descend(descent, data, np.concatenate(batches), sizes, job.received.contiguous(), out)
+        self.descend(descent, self.model.x, self.model.y, job.batches(), job.received.contiguous(), out)
 
     def descend(
-        self,
-        descent: native.Descent,
-        data: tuple[Tensor, Tensor],
-        index: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        received: Tensor,
-        out: Tensor,
+        self, descent: native.Descent, x: Tensor, y: Tensor, batches: Sequence[Indices], received: Tensor, out: Tensor
     ) -> None:
-        """Train on minibatches given by their sizes and, end to end, the indices of their examples."""
-        x, y = (each.data_ptr() for each in data)
+        """Train on minibatches, which are given by the indices of their examples."""
+        sizes, index = np.array([len(batch) for batch in batches]), np.concatenate(batches)
         self.model.kernel.fedhist_train(
-            self.model.net, descent, x, y, index.ctypes.data, sizes.ctypes.data, len(sizes),
+            self.model.net, descent, x.data_ptr(), y.data_ptr(), index.ctypes.data, sizes.ctypes.data, len(sizes),
             received.data_ptr(), out.data_ptr(), self._address(int(sizes.max())),
         )  # fmt: skip
 
-    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
-        """Return the summed loss, and correct and all examples per class, of part of the test set."""
-        labels = self.model.y_test[part]
-        index = np.arange(part.start, part.start + len(labels))
-        loss, correct = self.count((self.model.x_test, self.model.y_test), index, model.contiguous())
-        return loss, correct, torch.bincount(labels, minlength=self.model.classes)
+    def evaluate(self, model: Tensor, part: slice) -> Score:
+        """Evaluate a model on part of the test set."""
+        x, y = self.model.x_test, self.model.y_test
+        return self.score(x, y, np.arange(len(y))[part], model.contiguous())
 
-    def count(self, data: tuple[Tensor, Tensor], index: NDArray[np.int64], model: Tensor) -> tuple[float, Tensor]:
-        """Return the summed loss, and correct examples per class."""
-        x, y = (each.data_ptr() for each in data)
-        correct, batch = torch.zeros(self.model.classes, dtype=torch.int64), min(EVALUATED_AT_ONCE, len(index))
+    def score(self, x: Tensor, y: Tensor, index: Indices, model: Tensor) -> Score:
+        """Evaluate a model on some examples."""
+        correct, batch = np.zeros(self.model.classes, np.int64), min(TEST_PIECE, len(index))
         loss = self.model.kernel.fedhist_evaluate(
-            self.model.net, model.data_ptr(), x, y, index.ctypes.data, len(index), batch,
-            correct.data_ptr(), self._address(batch),
+            self.model.net, model.data_ptr(), x.data_ptr(), y.data_ptr(), index.ctypes.data, len(index), batch,
+            correct.ctypes.data, self._address(batch),
         )  # fmt: skip
-        return loss, correct
+        return Score(loss, correct, np.bincount(y.numpy()[index], minlength=self.model.classes))
 
 
 def supports(objective: Objective) -> bool:
-    """Whether the kernel knows an objective; a subclass may be anything."""
+    """Whether the kernel supports an objective; a subclass may compute anything."""
     return type(objective) in (CrossEntropy, Proximal)
 
 
 def why_not_native(task: Task, seed: int, objective: Objective) -> str | None:
-    """Return why the kernel cannot train a task's clients, as part of a sentence, or None where it can."""
+    """Return why the kernel cannot train a task's clients, as part of a sentence, or None."""
     if not supports(objective):
         return f"the kernel has no {type(objective).__name__}"
     try:
         NativeModel(task, seed)
-    except Unsupported as reason:
-        return str(reason)
+    except Unavailable as error:
+        return str(error)
     return None
 
 
 def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
     """Trace a module and return it as the kernel's layers."""
     types = {task.layout.dtype, task.x.dtype, task.x_test.dtype}
-    _expect(types == {torch.float32}, "it computes in float32 only")
+    _expect(types == {torch.float32}, "the kernel computes in float32 only")
     _expect(task.x.shape[1:] == task.x_test.shape[1:], "the test data have another shape than the training data")
     for each in module.modules():
         hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
@@ -164,15 +144,14 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
         with torch.no_grad():
             run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
     except Exception as error:  # tracing runs the model's own code, which may raise anything
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Unsupported(f"the model cannot be traced ({what})") from error
+        raise Unavailable(f"the model cannot be traced ({reason(error)})") from error
     same = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
-    _expect(same[0] == same[1], "the model looks at how many examples it is given")
+    _expect(same[0] == same[1], "the model depends on the number of examples")
     chain = _Chain(module, task)
     for node in traced.graph.nodes:
         if node.op == "output":
-            _expect(node.args[0] is chain.tip, "the model does not return what its last layer gives")
-        elif isinstance(run.env[node], Tensor):  # sizes and the like matter only by what is done with them
+            _expect(node.args[0] is chain.tip, "the model does not return the output of its last layer")
+        elif isinstance(run.env[node], Tensor):  # numbers, such as sizes, are only arguments of what follows
             chain.append(node, traced, run.env)
     last = chain.layers[-1] if chain.layers else native.Layer()
     outputs = last.out_channels, last.out_height, last.out_width
@@ -181,7 +160,7 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
 
 
 def _traced(module: nn.Module, batch: int) -> fx.GraphModule:
-    """Trace a module that may ask for the length of its input, as ``x.view(len(x), -1)`` does."""
+    """Trace a module that may use the length of its input, as ``x.view(len(x), -1)`` does."""
 
     class Counted(fx.Proxy):
         def __len__(self) -> int:
@@ -191,17 +170,17 @@ def _traced(module: nn.Module, batch: int) -> fx.GraphModule:
         def proxy(self, node: fx.Node) -> fx.Proxy:
             return Counted(node, self)
 
-    whole = nn.Sequential(module)  # a single layer is a chain too
+    whole = nn.Sequential(module)  # a single layer is a chain, too
     return fx.GraphModule(whole, Tracer().trace(whole))
 
 
 def _expect(condition: bool, otherwise: str) -> None:
     if not condition:
-        raise Unsupported(otherwise)
+        raise Unavailable(otherwise)
 
 
 class _Chain:
-    """The layers so far, and the value they have led to."""
+    """The layers so far, and the node that holds their output."""
 
     def __init__(self, module: nn.Module, task: Task) -> None:
         self.layers: list[native.Layer] = []
@@ -228,20 +207,20 @@ class _Chain:
         if kind in (nn.ReLU, nn.Tanh):
             self._activate(native.RELU if kind is nn.ReLU else native.TANH)
         elif kind is nn.Flatten:
-            # Nothing happens in memory, unless the next convolution wants a margin around what it takes for an image.
+            # The kernel has nothing to do, except before a convolution, whose input may need padding.
             _expect(shape[0] == PROBE and (len(shape) == 2 or not self.layers), "the model reshapes between its layers")
         elif kind is nn.Linear:
-            _expect(len(self._shape) == 2, "a linear layer runs over the last of several axes")
+            _expect(len(self._shape) == 2, "a linear layer has an input of more than two axes")
             self._add(native.CONVOLUTION, layer, (*self._shape, 1, 1), (*shape, 1, 1))
         elif kind in _KINDS:
             self._add(_KINDS[kind], layer, self._shape, shape)
         else:
-            raise Unsupported(f"it knows no {kind.__name__}")
+            raise Unavailable(f"the kernel has no {kind.__name__}")
 
     def _activate(self, activation: int) -> None:
         _expect(bool(self.layers), "the model begins with an activation")
         last = self.layers[-1]
-        # The kernel finds a maximum again by its value, which ReLU leaves alone or makes irrelevant.
+        # The kernel finds the place of a maximum by its value, which ReLU keeps wherever the gradient is not zero.
         fits = last.kind != native.MAX_POOL or activation == native.RELU
         _expect(last.activation == native.IDENTITY and fits, "an activation follows another or max pooling")
         last.activation = activation
@@ -254,18 +233,14 @@ class _Chain:
         self.layers.append(native.Layer(kind, native.IDENTITY, *shape[1:], *out_shape[1:], *_window(layer), *places))
 
 
-_KINDS: dict[type[nn.Module], int] = {
-    nn.Conv2d: native.CONVOLUTION,
-    nn.MaxPool2d: native.MAX_POOL,
-    nn.AvgPool2d: native.AVERAGE_POOL,
-}
+_KINDS = {nn.Conv2d: native.CONVOLUTION, nn.MaxPool2d: native.MAX_POOL, nn.AvgPool2d: native.AVERAGE_POOL}
 
 
 def _as_module(node: fx.Node, traced: fx.GraphModule) -> nn.Module:
     """Return the module that a node calls, or one that does the same as the function it calls."""
     if node.op == "call_module":
         return traced.get_submodule(str(node.target))
-    _expect(node.target in _AS_MODULE, f"it knows no {getattr(node.target, '__name__', node.target)}")
+    _expect(node.target in _AS_MODULE, f"the kernel has no {getattr(node.target, '__name__', node.target)}")
     return _AS_MODULE[node.target](*node.args[1:], **node.kwargs)
 
 
@@ -278,7 +253,9 @@ def _window(layer: Any) -> list[int]:
     else:
         odd = layer.return_indices if isinstance(layer, nn.MaxPool2d) else layer.divisor_override
         plain = not odd and not layer.ceil_mode and _pair(layer.padding) == (0, 0)
-    _expect(plain and _pair(getattr(layer, "dilation", 1)) == (1, 1), f"{layer} has options it does not know")
+    _expect(
+        plain and _pair(getattr(layer, "dilation", 1)) == (1, 1), f"the kernel does not support all options of {layer}"
+    )
     return [*_pair(layer.kernel_size), *_pair(layer.stride), *_pair(layer.padding)]
 
 

@@ -1,28 +1,21 @@
-"""A module seen as a function of its parameters."""
+"""Modules as functions of their parameters."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhist.data.layout import Layout, Parameters
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput
-
-
-def net_key(task: Task, seed: int) -> tuple[Task, int]:
-    """Return what a module can be shared by: runs of one task, unless more than parameters depends on the seed."""
-    return task, seed if task.seed_matters else 0
+from fedhist.errors import require
 
 
 class ModuleNet:
-    """Calls a module with given parameters, and can look at what enters the linear layer it calls last.
-
-    Not for use by two threads at once: substituting parameters touches the module.
-    """
+    """A module as a function of its parameters; not for two threads at once, since a call changes the module."""
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         self.module, self.layout = module, layout
@@ -30,13 +23,13 @@ class ModuleNet:
 
     def __call__(self, params: Parameters, x: Tensor) -> Tensor:
         """Return the logits."""
-        # The module's own parameters need no substitution, which costs as much as a small layer.
+        # The module's own parameters need no functional_call, which takes as long as a small layer.
         if params is self.own:
             return self.module(x)  # type: ignore[no-any-return]
         return functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
 
     def features(self, params: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the input of the linear layer called last, one row per example."""
+        """Return the logits and the penultimate features: the input of the linear layer that is called last."""
         seen: list[Tensor] = []
 
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -47,8 +40,26 @@ class ModuleNet:
                 if isinstance(module, nn.Linear):
                     hooks.enter_context(module.register_forward_pre_hook(keep))
             logits = self(params, x)
-        if not seen:
-            raise InvalidInput(
-                f"model {type(self.module).__name__} has no nn.Linear layer whose input MOON could compare."
-            )
+        name = type(self.module).__name__
+        require(bool(seen), f"model {name} has no nn.Linear layer whose input MOON could compare.")
         return logits, seen[-1].flatten(1)
+
+
+def net_key(task: Task, seed: int) -> tuple[Task, int]:
+    """Return a key that is equal for runs that can share a module: they differ in nothing but its parameters."""
+    return task, seed if task.seed_matters else 0
+
+
+class Nets:
+    """The modules on one device, each built once for all runs that can share it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._built: dict[tuple[Task, int], ModuleNet] = {}
+
+    def of(self, task: Task, seed: int) -> ModuleNet:
+        """Return the module for a run of a task."""
+        key = net_key(task, seed)
+        if key not in self._built:
+            self._built[key] = ModuleNet(task.build(seed).to(self.device), task.layout)
+        return self._built[key]

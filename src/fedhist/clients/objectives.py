@@ -1,8 +1,4 @@
-"""What a client minimises.
-
-An objective is written once, against the :class:`Net` protocol below, and serves the reference, the
-threaded and the batched trainer alike.
-"""
+"""What a client minimises: an objective is written once and serves the reference, threaded and batched trainers."""
 
 from __future__ import annotations
 
@@ -13,22 +9,13 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhist.clients.net import ModuleNet
 from fedhist.data.layout import Layout, Parameters
 from fedhist.errors import InvalidInput, number, positive
 
 
-class Net(Protocol):
-    """A model whose parameters are an argument."""
-
-    def __call__(self, params: Parameters, x: Tensor) -> Tensor:
-        """Return the logits."""
-
-    def features(self, params: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the penultimate features."""
-
-
 class Anchor:
-    """The models a client remembers while it trains, unpacked only for objectives that look at them."""
+    """The models that a client keeps while it trains."""
 
     def __init__(
         self, layout: Layout, received: Tensor, previous: Tensor | None, has_previous: Tensor | None = None
@@ -68,29 +55,23 @@ class Batch(NamedTuple):
 
 
 class Objective(Protocol):
-    """A client's loss on one batch.
-
-    A class that keeps no state in Python may say so with ``branch_free = True``, as strategies do, to be
-    captured in a CUDA graph.
-    """
+    """A client's loss on one batch; with ``branch_free = True``, as in a strategy, a CUDA graph can capture it."""
 
     @property
     def uses_previous(self) -> bool:
-        """Whether the client's own last local model must be kept."""
+        """Whether it needs the client's own last local model."""
 
-    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+    def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return the scalar loss."""
 
 
-def loss_of(objective: Objective, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+def loss_of(objective: Objective, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
     """Return an objective's loss, or raise unless it is a scalar tensor."""
     loss = objective(net, params, anchor, batch)
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise InvalidInput(
-            f"objective {type(objective).__name__} must return a scalar tensor, got {kind}; "
-            "batch.mean() makes one of a loss for each example."
-        )
+        name = type(objective).__name__
+        raise InvalidInput(f"objective {name} must return a scalar tensor, such as batch.mean(losses), got {kind}.")
     return loss
 
 
@@ -101,7 +82,7 @@ class CrossEntropy:
     uses_previous: ClassVar[bool] = False
     branch_free: ClassVar[bool] = True
 
-    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+    def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch."""
         return batch.cross_entropy(net(params, batch.x))
 
@@ -121,7 +102,7 @@ class Proximal:
     def __post_init__(self) -> None:
         number("mu", self.mu, 0)
 
-    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+    def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return cross-entropy plus `μ/2·‖w - w_received‖²`."""
         pull = sum((params[name] - anchor.received[name]).square().sum() for name in params)
         return batch.cross_entropy(net(params, batch.x)) + self.mu / 2 * pull
@@ -143,7 +124,7 @@ class Contrastive:
         number("mu", self.mu, 0)
         positive("temperature", self.temperature)
 
-    def __call__(self, net: Net, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+    def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return `CE + μ·CE([cos(z, z_received), cos(z, z_previous)]/T, 0)`."""
         logits, z = net.features(params, batch.x)
         _, z_received = net.features(anchor.received, batch.x)

@@ -1,38 +1,31 @@
-"""One client at a time with ``torch.optim``: the slow oracle, and the home of models with dropout."""
+"""One client at a time with ``torch.optim``: slow and obvious, for comparison and for models with dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import reduce
+from operator import add
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhist.clients.job import Candidate, Job, Score
-from fedhist.clients.net import ModuleNet, net_key
+from fedhist.clients.job import Candidate, Job, Score, Trainer
+from fedhist.clients.net import ModuleNet, Nets
 from fedhist.clients.objectives import Anchor, Batch, loss_of
 from fedhist.data.task import Task
 from fedhist.streams import Stream
 
 TEST_BATCH = 500
+"""Test examples that are evaluated at a time."""
 
 
-class ReferenceTrainer:
+class ReferenceTrainer(Trainer):
     """Trains each client as a textbook would."""
 
-    works_ahead = False
-
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._nets: dict[tuple[Task, int], ModuleNet] = {}
-
-    def _net(self, task: Task, seed: int) -> ModuleNet:
-        key = net_key(task, seed)
-        if key not in self._nets:
-            self._nets[key] = ModuleNet(task.build(seed).to(self.device), task.layout)
-        return self._nets[key]
+        self.device, self._nets = device, Nets(device)
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Write each job's upload into its row."""
@@ -48,18 +41,13 @@ class ReferenceTrainer:
     def _trained(self, job: Job) -> Tensor:
         """Return the client's local model."""
         x, y, _, _ = job.task.on(self.device)
-        net = self._net(job.task, job.seed)
+        net = self._nets.of(job.task, job.seed)
         net.layout.load(net.module, job.received)
         net.module.train()
-        anchor = Anchor(net.layout, job.received, job.previous)
-        optimizer = torch.optim.SGD(
-            net.own.values(),
-            lr=job.local.lr,
-            momentum=job.local.momentum,
-            weight_decay=job.local.weight_decay,
-        )
+        anchor, local = Anchor(net.layout, job.received, job.previous), job.local
+        optimizer = torch.optim.SGD(net.own.values(), local.lr, local.momentum, weight_decay=local.weight_decay)
         for parameter in net.own.values():
-            parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not reach
+            parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not depend on it
         for examples in job.batches():
             index = torch.from_numpy(examples).to(self.device)
             optimizer.zero_grad(set_to_none=False)
@@ -74,31 +62,18 @@ class ReferenceTrainer:
 
     def _evaluated(self, task: Task, seed: int, model: Tensor) -> Score:
         _, _, x, y = task.on(self.device)
-        net = self._net(task, seed)
+        net = self._nets.of(task, seed)
         net.layout.load(net.module, model)
-        parts = [
-            count_correct(net, x[at : at + TEST_BATCH], y[at : at + TEST_BATCH], task.num_classes)
-            for at in range(0, len(x), TEST_BATCH)
-        ]
-        return summed(parts)
-
-    def close(self) -> None:
-        """Nothing to release."""
+        parts = zip(torch.split(x, TEST_BATCH), torch.split(y, TEST_BATCH), strict=True)
+        return reduce(add, (score_of(net, *part, task.num_classes) for part in parts))
 
 
-def count_correct(net: ModuleNet, x: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor, Tensor]:
-    """Return the summed loss, and correct and all examples per class, of part of the test set."""
+def score_of(net: ModuleNet, x: Tensor, y: Tensor, classes: int) -> Score:
+    """Evaluate a net with its own parameters on some examples."""
     net.module.eval()
     with torch.inference_mode():
         logits = net(net.own, x)
         loss = F.cross_entropy(logits, y, reduction="sum").item()
-        hits = torch.bincount(y[logits.argmax(dim=1) == y], minlength=classes)
-    return loss, hits, torch.bincount(y, minlength=classes)
-
-
-def summed(parts: Sequence[tuple[float, Tensor, Tensor]]) -> Score:
-    """Add up the parts of a test set."""
-    losses, hits, totals = zip(*parts, strict=True)
-    total = torch.stack(totals).sum(dim=0).cpu().numpy().astype(np.int64)
-    correct = torch.stack(hits).sum(dim=0).cpu().numpy().astype(np.int64)
-    return Score(sum(losses) / int(total.sum()), correct, total)
+        right = y[logits.argmax(dim=1) == y]
+        correct, total = (torch.bincount(labels, minlength=classes).cpu().numpy() for labels in (right, y))
+    return Score(loss, correct, total)

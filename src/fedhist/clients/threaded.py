@@ -1,70 +1,46 @@
-"""Clients spread over the CPU's cores: the fast path where there is no GPU.
+"""Clients spread over the CPU's cores: the fast path without a GPU.
 
-Batching clients loses on a CPU, where the convolutions and not the calls cost the time. What pays is one
-thread per core, each taking the next client: with the compiled kernel where it knows the model and the
-objective, else with torch, without an optimizer object or gradient buffers.
+On a CPU, most of the time goes into the convolutions themselves, so batching clients does not help. Instead there is
+one thread for each core, which trains one client after the other: with the compiled kernel where it supports the model
+and the objective, else with torch, without an optimizer or gradient buffers.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Protocol
+from functools import partial, reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
 
-from fedhist.clients.job import Candidate, Job, Score
-from fedhist.clients.native import NativeModel, Unsupported, supports
+from fedhist.clients.job import Candidate, Job, Score, Trainer
+from fedhist.clients.native import NativeModel, NativeWorker, supports
 from fedhist.clients.net import ModuleNet, net_key
 from fedhist.clients.objectives import Anchor, Batch, Objective, loss_of
-from fedhist.clients.reference import TEST_BATCH, count_correct, summed
+from fedhist.clients.reference import TEST_BATCH, score_of
 from fedhist.data.task import Task
+from fedhist.native import Unavailable
 
 
-class Worker(Protocol):
-    """One thread's means to train clients of a model."""
+class _Inputs:
+    """The inputs of all examples, in the memory order that the model is fastest with."""
 
-    def train(self, job: Job, out: Tensor) -> None:
-        """Write a job's upload."""
-
-    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
-        """Return the summed loss, and correct and all examples per class, of part of the test set."""
-
-
-class Model(Protocol):
-    """A task's model and data, as all threads share them."""
-
-    def worker(self) -> Worker:
-        """Return what one thread needs of its own."""
-
-
-class _Data:
-    """A task's data in the memory order that the model runs fastest on."""
-
-    def __init__(self, task: Task, channels_last: bool) -> None:
-        self.y, self.y_test = task.y, task.y_test
+    def __init__(self, x: Tensor, channels_last: bool) -> None:
         self._channels_last = channels_last
-        self._x, self._x_test = (
-            x.permute(0, 2, 3, 1).contiguous() if channels_last else x for x in (task.x, task.x_test)
-        )
+        self._rows = x.permute(0, 2, 3, 1).contiguous() if channels_last else x
 
-    def train(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, examples: Tensor | slice) -> Tensor:
         # index_select on whole rows is four times faster than x[index].
-        return self._restored(self._x.index_select(0, index)), self.y.index_select(0, index)
-
-    def test(self, part: slice) -> tuple[Tensor, Tensor]:
-        return self._restored(self._x_test[part]), self.y_test[part]
-
-    def _restored(self, x: Tensor) -> Tensor:
-        return x.permute(0, 3, 1, 2) if self._channels_last else x
+        rows = self._rows[examples] if isinstance(examples, slice) else self._rows.index_select(0, examples)
+        return rows.permute(0, 3, 1, 2) if self._channels_last else rows
 
 
 def _takes_channels_last(task: Task) -> bool:
-    """Whether the model convolves images and does not insist on one memory order, as ``view`` does.
+    """Whether the model convolves images and does not require contiguous ones, as ``view`` does.
 
     With channels last, convolution and pooling on a CPU take about three quarters of the time.
     """
@@ -79,25 +55,14 @@ def _takes_channels_last(task: Task) -> bool:
     return True
 
 
-class _TorchModel:
-    """A task's model as torch has it."""
-
-    def __init__(self, task: Task, seed: int, data: _Data) -> None:
-        self.template, self.task, self.data = task.build(seed), task, data
-
-    def worker(self) -> _TorchWorker:
-        return _TorchWorker(self)
-
-
 class _TorchWorker:
-    """One thread's own module, whose parameters are views of one flat vector."""
+    """A module whose parameters are views of one flat vector."""
 
-    def __init__(self, model: _TorchModel) -> None:
-        module, layout = copy.deepcopy(model.template), model.task.layout
-        self.data, self.classes = model.data, model.task.num_classes
-        self.net = ModuleNet(module, layout)
-        self.flat = layout.flatten(module)
-        self.views = list(layout.unflatten(self.flat).values())
+    def __init__(self, template: nn.Module, task: Task, x: _Inputs, x_test: _Inputs) -> None:
+        self.task, self.x, self.x_test = task, x, x_test
+        self.net = ModuleNet(copy.deepcopy(template), task.layout)
+        self.flat = task.layout.flatten(self.net.module)
+        self.views = list(task.layout.unflatten(self.flat).values())
         for parameter, view in zip(self.net.own.values(), self.views, strict=True):
             parameter.data = view
 
@@ -109,7 +74,8 @@ class _TorchWorker:
         parameters = tuple(net.own.values())
         velocity: tuple[Tensor, ...] | None = None
         for examples in job.batches():
-            batch = Batch(*self.data.train(torch.from_numpy(examples)))
+            index = torch.from_numpy(examples)
+            batch = Batch(self.x[index], self.task.y.index_select(0, index))
             loss = loss_of(job.objective, net, net.own, anchor, batch)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             if local.weight_decay:
@@ -121,92 +87,79 @@ class _TorchWorker:
             torch._foreach_add_(self.views, gradients, alpha=-local.lr)
         torch.sub(job.received, self.flat, out=out)
 
-    def evaluate(self, model: Tensor, part: slice) -> tuple[float, Tensor, Tensor]:
+    def evaluate(self, model: Tensor, part: slice) -> Score:
         self.flat.copy_(model)
-        return count_correct(self.net, *self.data.test(part), self.classes)
+        return score_of(self.net, self.x_test[part], self.task.y_test[part], self.task.num_classes)
 
 
-class ThreadedTrainer:
-    """Trains as many clients at a time as there are cores.
+Worker = NativeWorker | _TorchWorker
+MakeWorker = Callable[[], Worker]
+"""Makes what one thread needs to train and evaluate a model from what all threads share."""
 
-    As many threads work as ``torch.get_num_threads()`` says, each on its own client.
 
-    Parameters
-    ----------
-    native
-        Whether the compiled kernel does what it can.
-    """
+class ThreadedTrainer(Trainer):
+    """Trains ``torch.get_num_threads()`` clients at a time; with `native`, by the compiled kernel where it can."""
 
     works_ahead = True
 
     def __init__(self, native: bool = False) -> None:
         self._native = native
-        self._data: dict[tuple[tuple[int, ...], bool], _Data] = {}
-        self._models: dict[tuple[tuple[Task, int], bool], Model] = {}
-        self._local = threading.local()
+        self._inputs: dict[tuple[tuple[int, ...], bool], tuple[_Inputs, _Inputs]] = {}
+        self._makers: dict[tuple[tuple[Task, int], bool], MakeWorker] = {}
+        self._workers: dict[tuple[int, MakeWorker], Worker] = {}
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._pool = ThreadPoolExecutor(self._threads_before, "fedhist", initializer=self._begin_thread)
+        self._pool = ThreadPoolExecutor(self._threads_before, "fedhist", initializer=partial(torch.set_num_threads, 1))
 
-    def _begin_thread(self) -> None:
-        torch.set_num_threads(1)
-        self._local.workers = {}
+    def _worker(self, make: MakeWorker) -> Worker:
+        """Return this thread's worker."""
+        key = threading.get_ident(), make
+        if key not in self._workers:
+            self._workers[key] = make()
+        return self._workers[key]
 
-    def _worker(self, model: Model) -> Worker:
-        workers: dict[Model, Worker] = self._local.workers
-        if model not in workers:
-            workers[model] = model.worker()
-        return workers[model]
-
-    def _model(self, task: Task, seed: int, native: bool) -> Model:
-        """Return what the threads will share, made in the caller's: building a model seeds torch's one generator."""
+    def _maker(self, task: Task, seed: int, native: bool) -> MakeWorker:
+        """Return what the threads share; made in the caller's thread, since torch's random generator is shared."""
         key = net_key(task, seed), native
-        if key not in self._models:
-            self._models[key] = self._native_model(task, seed) if native else self._torch_model(task, seed)
-        return self._models[key]
+        if key not in self._makers:
+            try:
+                made = partial(NativeWorker, NativeModel(task, seed)) if native else self._torch_maker(task, seed)
+            except Unavailable:
+                made = self._maker(task, seed, native=False)
+            self._makers[key] = made
+        return self._makers[key]
 
-    def _native_model(self, task: Task, seed: int) -> Model:
-        try:
-            return NativeModel(task, seed)
-        except Unsupported:
-            return self._model(task, seed, native=False)
-
-    def _torch_model(self, task: Task, seed: int) -> Model:
+    def _torch_maker(self, task: Task, seed: int) -> MakeWorker:
         key = task.data, _takes_channels_last(task)
-        if key not in self._data:
-            self._data[key] = _Data(task, key[1])
-        return _TorchModel(task, seed, self._data[key])
+        if key not in self._inputs:
+            self._inputs[key] = _Inputs(task.x, key[1]), _Inputs(task.x_test, key[1])
+        return partial(_TorchWorker, task.build(seed), task, *self._inputs[key])
 
     def prepare(self, task: Task, seed: int, objective: Objective) -> None:
-        """Make what jobs and evaluations to come will need, while no thread is at work.
-
-        Reading a model with torch.fx changes how every module is called for as long as it takes.
-        """
+        """Make what later jobs and evaluations share while no thread is working, since torch.fx patches all modules."""
         for native in {self._native, self._native and supports(objective)}:
-            self._model(task, seed, native)
+            self._maker(task, seed, native)
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
-        models = [self._model(job.task, job.seed, self._native and supports(job.objective)) for job in jobs]
-        return [
-            self._pool.submit(self._train, model, job, row) for model, job, row in zip(models, jobs, rows, strict=True)
-        ]
+        makers = [self._maker(job.task, job.seed, self._native and supports(job.objective)) for job in jobs]
+        return [self._pool.submit(self._train, *each) for each in zip(makers, jobs, rows, strict=True)]
 
-    def _train(self, model: Model, job: Job, row: Tensor) -> None:
-        self._worker(model).train(job, row)
+    def _train(self, make: MakeWorker, job: Job, row: Tensor) -> None:
+        self._worker(make).train(job, row)
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate all models, in pieces of the test set."""
         pieces = []
-        for task, seed, flat in models:
-            evaluated = partial(self._evaluated, self._model(task, seed, self._native), flat)
+        for task, seed, model in models:
+            evaluated = partial(self._evaluated, self._maker(task, seed, self._native), model)
             pieces.append(self._pool.map(evaluated, range(0, len(task.x_test), TEST_BATCH)))
-        return [summed(list(parts)) for parts in pieces]
+        return [reduce(add, parts) for parts in pieces]
 
-    def _evaluated(self, model: Model, flat: Tensor, at: int) -> tuple[float, Tensor, Tensor]:
-        return self._worker(model).evaluate(flat, slice(at, at + TEST_BATCH))
+    def _evaluated(self, make: MakeWorker, model: Tensor, at: int) -> Score:
+        return self._worker(make).evaluate(model, slice(at, at + TEST_BATCH))
 
     def close(self) -> None:
-        """End the threads and give torch its own back."""
+        """End the threads and restore torch's number of threads."""
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)

@@ -6,18 +6,20 @@ import contextlib
 import inspect
 import json
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from fedhist import __version__
+import fedhist
 from fedhist.command.flags import takes_settings
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.settings import Settings
@@ -43,21 +45,26 @@ def main() -> None:
         app()
 
 
+def _say(line: str, to: Console = console) -> None:
+    """Print a line as it is."""
+    to.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
-        console.print(__version__, highlight=False)
+        _say(fedhist.__version__)
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
+
+
 @app.callback()
-def _common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
+def _common(version: Version = False) -> None:
     pass
 
 
+Flags = dict[str, Any]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
@@ -67,53 +74,34 @@ Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoa
 @app.command()
 @takes_settings(several=False)
 def run(
-    *,
-    config: ConfigFile = None,
-    out: Out = None,
-    quiet: Quiet = False,
-    tensorboard: Board = False,
-    flags: dict[str, Any],
+    flags: Flags, *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, tensorboard: Board = False
 ) -> None:
     """Run one method and keep its history."""
-    settings = _complete(Settings.read(config, flags))
+    settings = Settings.read(config, flags)
     strategy, seeds = settings["strategy"], settings["seeds"]
     if len(strategy) != 1 or "all" in strategy or seeds != 1:
         raise InvalidInput(
             f"run takes one strategy and one seed, got strategy={strategy} and seeds={seeds}; use fedhist compare."
         )
-    name = slug(f"{settings['dataset']}-{strategy[0]}-seed{settings['seed']}")
-    _carry_out(RunFolder.begin(out, name, "run", settings), quiet, tensorboard)
+    _carry_out(RunFolder.begin(out, strategy[0], "run", settings), quiet, tensorboard)
 
 
 @app.command()
 @takes_settings(several=True)
 def compare(
-    *,
-    config: ConfigFile = None,
-    out: Out = None,
-    quiet: Quiet = False,
-    tensorboard: Board = False,
-    flags: dict[str, Any],
+    flags: Flags, *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, tensorboard: Board = False
 ) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
-    settings = _complete(Settings.read(config, flags))
+    settings = Settings.read(config, flags)
     if "strategy" not in settings.given:
         settings = settings.having(strategy=["fedavg", "fedhist"])
-    name = slug(f"{settings['dataset']}-compare-seed{settings['seed']}")
-    _carry_out(RunFolder.begin(out, name, "compare", settings), quiet, tensorboard)
-
-
-def _complete(settings: Settings) -> Settings:
-    """Return the settings with what suits the data set, so that the file that is written can be run again for good."""
-    from fedhist.command.experiment import data_lr  # noqa: PLC0415
-
-    return settings if "lr" in settings.given else settings.having(lr=data_lr(settings))
+    _carry_out(RunFolder.begin(out, "compare", "compare", settings), quiet, tensorboard)
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def record() -> None:
-    """Name the new name of a command that was renamed."""
-    raise InvalidInput("there is no fedhist record any more; it is called fedhist run --record.")
+    """Name the command that has replaced this one."""
+    raise InvalidInput("there is no fedhist record any more; use fedhist run --record.")
 
 
 @app.command()
@@ -124,56 +112,101 @@ def resume(
 ) -> None:
     """Resume a run that was stopped; the result is the same to the bit."""
     unfinished = RunFolder.reopen(folder)
-    if unfinished is not None and unfinished.saved and unfinished.settings["engine"] != "local":
-        raise InvalidInput(f"{folder} was begun with engine='local' and can only be resumed so; see its config.toml.")
     if unfinished is None:
-        console.print(f"{folder} is finished; there is nothing to resume.", highlight=False, soft_wrap=True)
+        _say(f"{folder} is finished; there is nothing to resume.")
     else:
         _carry_out(unfinished, quiet, tensorboard)
 
 
 def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
-    settings = folder.settings
-    _note_fedprox(settings)
     where = from_here(folder.path)
     try:
         runs = _experiment(folder, quiet, tensorboard)
     except KeyboardInterrupt as interrupt:
         folder.abandon()
-        if folder.checkpoint.exists():
-            stderr.print(f"Interrupted; resume with: fedhist resume {where}", highlight=False, soft_wrap=True)
-        else:
-            stderr.print("Interrupted; nothing was written.")
+        resumable = folder.checkpoint.exists()
+        _say(f"Interrupted; {f'resume with: fedhist resume {where}' if resumable else 'nothing was written.'}", stderr)
         raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
     except DivergedError as error:
         from fedhist.store.history import Comparison  # noqa: PLC0415
 
-        if any(history.evaluations for history in error.histories):
-            with folder.finishing():
-                _write(Comparison(error.histories), folder)
-            raise DivergedError(f"{error} What there was before is in {where}.") from None
-        folder.abandon(with_checkpoints=True)
-        raise
+        if not any(history.evaluations for history in error.histories):
+            folder.abandon(with_checkpoints=True)
+            raise
+        _write(Comparison(error.histories), folder)
+        raise DivergedError(f"{error} The results up to then are in {where}.") from None
     except FedHistError:
         folder.abandon()
         raise
-    with folder.finishing():
-        _write(runs, folder)
-    _show(runs, settings)
+    _write(runs, folder)
+    _show(runs, folder.settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
-    console.print(f"{curves} in {where}.", highlight=False, soft_wrap=True)
+    _say(f"{curves} in {where}.")
+
+
+def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
+    """Run the settings of a folder and show the progress."""
+    from fedhist.command.experiment import methods_of, run_experiment  # noqa: PLC0415
+    from fedhist.report.live import TensorBoard  # noqa: PLC0415
+    from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
+
+    settings, noted = folder.settings, set[str]()
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in noted:
+            noted.add(str(message))
+            _say(f"Note: {message}", stderr)
+
+    fedprox = any(name == "all" or name.startswith("fedprox") for name in settings["strategy"])
+    if fedprox and settings["local_steps"] == 1 and settings["epochs"] is None:
+        note("with one local step FedProx is FedAvg; its pull is zero until the second.")
+    trials = len(methods_of(settings)) * settings["seeds"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = note
+        terminal = Terminal(settings["rounds"], trials, stderr, quiet=quiet, at_once=settings["engine"] == "ray")
+        hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
+        if tensorboard or folder.tensorboard.is_dir():
+            hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
+
+        def on_round(round_: int, histories: Sequence[History]) -> None:
+            for hook in hooks:
+                hook(round_, histories)
+
+        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home)
 
 
 def _write(runs: Comparison, folder: RunFolder) -> None:
+    """Write all results into a folder, which is finished then."""
+    from safetensors.torch import save_file  # noqa: PLC0415
+
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
 
-    for history in runs:
-        inner = folder.home(history.name)
-        history.save(inner)
-        _save_model(history, inner)
-    if folder.command == "compare":
-        draw_curves(runs, folder.path / "curves.png", folder.settings["target"])
+    with folder.finishing():
+        for history in runs:
+            home = history.save(folder.home(history.name))
+            if history.model is not None:
+                with whole_file(home / "model.safetensors") as part:
+                    save_file(history.model, part)
+        if folder.command == "compare":
+            draw_curves(runs, folder.path / "curves.png", folder.settings["target"])
+
+
+def _show(runs: Comparison, settings: Settings) -> None:
+    from fedhist.report.table import cells, columns, rows  # noqa: PLC0415
+
+    found = rows(runs, settings["target"])
+    header = columns(found, settings["target"], settings["delta"])
+    _print_table(f"{runs[0].task}: test accuracy in %", header, [cells(row, found) for row in found])
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(columns[0], *(Column(each, justify="right") for each in columns[1:]), title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 @app.command()
@@ -190,23 +223,16 @@ def replay(
     from fedhist.simulation.replay import WHAT_IT_IS, replay  # noqa: PLC0415
     from fedhist.store.recording import Recording  # noqa: PLC0415
 
-    recording, replays = Recording(folder), []
+    recording, replays, places = Recording(folder), [], []
     for name in strategy:
         with Progress(console=stderr, transient=True, disable=quiet or not stderr.is_interactive) as bar:
             rounds = bar.add_task(name, total=recording.about.rounds)
             replays.append(replay(recording, name, on_round=partial(bar.advance, rounds, 1)))
-        replays[-1].save((out or folder) / f"replay-{slug(name)}")
-    for title, (columns, rows) in {
-        f"The uploads of {recording.about.method}, aggregated again": differences(replays),
-        "Mean weight of an upload": weights_by_staleness(replays),
-    }.items():
-        table = Table(columns[0], *(Column(each, justify="right") for each in columns[1:]), title=title)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    places = ", ".join(str(from_here(((out or folder) / f"replay-{slug(name)}").resolve())) for name in strategy)
-    for line in (WHAT_IT_IS, f"Round by round in {places}."):
-        console.print(line, highlight=False, soft_wrap=True)
+        places.append(replays[-1].save((out or folder) / f"replay-{slug(name)}"))
+    _print_table(f"The uploads of {recording.about.method}, aggregated again", *differences(replays))
+    _print_table("Mean weight of an upload", *weights_by_staleness(replays))
+    _say(WHAT_IT_IS)
+    _say(f"Round by round in {', '.join(str(from_here(place.resolve())) for place in places)}.")
 
 
 @app.command()
@@ -227,7 +253,7 @@ def strategies() -> None:
 
 
 def _options(make: Callable[..., Any]) -> str:
-    """Return the options a name can be given; the strategy that a defence guards is none."""
+    """Return the options that can follow a name; the strategy that a defence guards is not one of them."""
     given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
@@ -249,11 +275,11 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
 @app.command()
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write; an existing one is replaced.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path(
         "report.html"
     ),
     baseline: Annotated[
-        Optional[str],  # noqa: UP045 (a runtime value)
+        str | None,
         typer.Option(help="The method that others are tested against; FedHist, or the first there is, by default."),
     ] = None,
 ) -> None:
@@ -262,12 +288,9 @@ def report(
 
     made = write_report(run_dirs, out, baseline)
     for _, reason in made.left_out:
-        stderr.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
-    size = out.stat().st_size / 1e6
+        _say(f"Left out: {reason}", stderr)
     runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
-    console.print(
-        f"{runs} in {from_here(out.resolve())} ({size:.1f} MB); open it in a browser.", highlight=False, soft_wrap=True
-    )
+    _say(f"{runs} in {from_here(out.resolve())} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser.")
 
 
 @app.command()
@@ -277,13 +300,13 @@ def paper(
     ],
     scale: Annotated[str, typer.Option(help="smoke: minutes on two cores; full: for a GPU.")] = "smoke",
     seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
-    dataset: Annotated[Optional[list[str]], typer.Option(help="Only this one; may be repeated.")] = None,  # noqa: UP045
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("paper"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
     part: Annotated[str, typer.Option(help="Only the I-th of N shares of the runs.", metavar="I/N")] = "1/1",
-    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show what is there.")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show the runs there are.")] = False,
     pack: Annotated[bool, typer.Option("--pack", help="Put all finished runs into one compressed file.")] = False,
 ) -> None:
     """Run the paper's tables and figures; results appear beside the published numbers."""
@@ -295,91 +318,18 @@ def paper(
     )  # fmt: skip
 
 
-@app.command()
-def bench(
-    what: Annotated[str, typer.Argument(help="What to measure: updates.")] = "updates",
-    dataset: Annotated[str, typer.Option(help="A data set's name, or random: noise of CIFAR's shape.")] = "random",
-    model: Annotated[str, typer.Option(help="lenet or cnn, with random data.")] = "lenet",
-    strategy: Annotated[str, typer.Option(help="A method's name, or all.")] = "fedhist",
-    trainer: Annotated[Optional[list[str]], typer.Option(help="One of the trainers; may be repeated.")] = None,  # noqa: UP045
-    clients: Annotated[int, typer.Option(min=1)] = 100,
-    k: Annotated[int, typer.Option(min=1)] = 10,
-    seeds: Annotated[int, typer.Option(min=1)] = 1,
-    rounds: Annotated[int, typer.Option(min=1)] = 20,
-    local_steps: Annotated[int, typer.Option(min=1)] = 5,
-    eval_every: Annotated[int, typer.Option(min=1)] = 100,
-    loop_updates: Annotated[int, typer.Option(min=1, help="Client updates of the plain loop.")] = 40,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
-) -> None:
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="[updates|server|scaling|startup] [OPTIONS]",
+)
+def bench(context: typer.Context) -> None:
     """Measure this machine: client updates per second, against a plain PyTorch loop."""
-    from fedhist.command.bench import measure  # noqa: PLC0415
-
-    if what != "updates":
+    folder = Path(fedhist.__file__).parents[2] / "benchmarks"
+    if not (folder / "bench.py").is_file():
         raise InvalidInput(
-            f"fedhist bench measures updates, got {what!r}; benchmarks/ has server, scaling and startup."
+            "the benchmarks are not part of the installed package; run fedhist bench in a checkout of the repository, "
+            "whose folder benchmarks holds them."
         )
-    measure(
-        dataset=dataset, model=model, strategy=strategy, trainers=trainer, clients=clients, k=k, seeds=seeds,
-        rounds=rounds, local_steps=local_steps, eval_every=eval_every, loop_updates=loop_updates, repeats=repeats,
-        device=device, data_dir=data_dir,
-    )  # fmt: skip
-
-
-def _note_fedprox(settings: Settings) -> None:
-    named = any(name == "all" or name.startswith("fedprox") for name in settings["strategy"])
-    if named and settings["local_steps"] == 1 and settings["epochs"] is None:
-        stderr.print("Note: with one local step FedProx is FedAvg; its pull is zero until the second.")
-
-
-def _save_model(history: History, folder: Path) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    if history.model is not None:
-        with whole_file(folder / "model.safetensors") as part:
-            save_file(history.model, part)
-
-
-def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
-    """Run the settings of a folder, showing how far they are."""
-    from fedhist.command.experiment import methods_of, run_experiment  # noqa: PLC0415
-    from fedhist.report.live import TensorBoard  # noqa: PLC0415
-    from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
-
-    settings, seen = folder.settings, set[str]()
-
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in seen:
-            seen.add(str(message))
-            stderr.print(f"Note: {message}", highlight=False, soft_wrap=True)
-
-    trials = len(methods_of(settings)) * settings["seeds"]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        hooks: list[Callable[[int, Sequence[History]], None]] = []
-        if tensorboard or folder.tensorboard.is_dir():
-            hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
-        at_once = settings["engine"] == "ray"
-        terminal = stack.enter_context(Terminal(settings["rounds"], trials, stderr, quiet=quiet, at_once=at_once))
-        hooks.append(terminal)
-
-        def on_round(round_: int, histories: Sequence[History]) -> None:
-            for hook in hooks:
-                hook(round_, histories)
-
-        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home)
-
-
-def _show(runs: Comparison, settings: Settings) -> None:
-    from fedhist.report.table import cells, columns, rows  # noqa: PLC0415
-
-    table = Table(title=f"{runs[0].task}: test accuracy in %")
-    found = rows(runs, settings["target"])
-    for column in columns(found, settings["target"], settings["delta"]):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for row in found:
-        table.add_row(*cells(row, found))
-    console.print(table)
+    scripts = {"server", "scaling", "startup"}
+    name, *arguments = context.args if scripts.intersection(context.args[:1]) else ["bench", *context.args]
+    raise typer.Exit(subprocess.run([sys.executable, folder / f"{name}.py", *arguments], check=False).returncode)

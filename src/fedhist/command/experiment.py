@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedhist.clients.local import LocalSGD
 from fedhist.command.settings import Settings
 from fedhist.data import Task, load_task, partition
-from fedhist.data.datasets import Progress
-from fedhist.errors import choice, positive, require
+from fedhist.data.datasets import Progress, learning_rate
+from fedhist.errors import choice, number, positive, require
 from fedhist.simulation.engine import OnRound, compare
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
 from fedhist.store.history import Comparison, run_name
@@ -18,6 +17,13 @@ from fedhist.strategies import Private
 from fedhist.world.speeds import SlowGroup, as_speeds
 
 SPLITS = ("dirichlet", "iid", "shards")
+MOST_SEEDS = 10_000
+"""Number of seeds beyond which a typing error is assumed."""
+
+
+def completed(settings: Settings) -> Settings:
+    """Return the settings with the learning rate that suits the data set, unless one was given."""
+    return settings if "lr" in settings.given else settings.having(lr=learning_rate(settings["dataset"]))
 
 
 def run_experiment(
@@ -29,55 +35,45 @@ def run_experiment(
 ) -> Comparison:
     """Run all methods and seeds of the settings; each seed has its own split, schedule and model.
 
-    With a folder for checkpoints the runs are resumed from what is there. A Ray cluster keeps none. `home`
-    is where the files of a run are to be, by its name.
+    `progress` is called during downloads, `checkpoint` is the folder for checkpoints, and `home` returns the folder
+    of a run's files by the run's name.
     """
-    told = trial_options(settings)
-    seed, seeds = told.pop("seed", 0), settings["seeds"]
-    record = told.pop("record", False) and home is not None
+    settings = completed(settings)
+    seeds = settings["seeds"]
+    require(seeds <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {seeds}.")
+    options = for_trials(settings)
+    first = options.pop("seed", 0)
+    if settings["record"] and home is not None:
+        options["record"] = lambda method, seed: home(run_name(method, seed))
     return compare(
         methods_of(settings),
         lambda seed: task_of(settings, seed, progress),
-        seeds=range(seed, seed + seeds),
-        record=(lambda method, seed: home(run_name(method, seed))) if record and home else None,
-        device=settings["device"],
-        trainer=settings["trainer"],
-        engine=settings["engine"],
+        seeds=range(first, first + seeds),
         on_round=on_round,
         checkpoint=checkpoint if settings["engine"] == "local" else None,
-        checkpoint_every=settings["checkpoint_every"],
-        **told,
+        **{name: settings[name] for name in ("device", "trainer", "engine", "checkpoint_every")},
+        **options,
     )
 
 
-def trial_options(settings: Settings) -> dict[str, Any]:
-    """Return what every trial is told, as :class:`Trial` takes it."""
-    told = settings.trial()
-    if "local" in told:
-        told["local"] = LocalSGD(**{"lr": data_lr(settings), **told["local"]})
-    slow = slow_clients(settings)
+def for_trials(settings: Settings) -> dict[str, Any]:
+    """Return the options of all trials, as :class:`Trial` takes them."""
+    options, slow = settings.for_trial(), slow_clients(settings)
     if slow:
         speed = positive("slow_speed", settings["slow_speed"])
-        told["speeds"] = SlowGroup(slow, speed, as_speeds(settings["speeds"]))
-    return told
-
-
-def data_lr(settings: Settings) -> float:
-    """Return the learning rate that suits the data set."""
-    from fedhist.data.datasets import learning_rate  # noqa: PLC0415
-
-    return learning_rate(settings["dataset"])
+        options["speeds"] = SlowGroup(slow, speed, as_speeds(settings["speeds"]))
+    return options
 
 
 def methods_of(settings: Settings) -> list[Method]:
-    """Return the methods to run, defended where that is asked for; "all" stands for every one."""
+    """Return the methods to run, with the defence and the privacy that are asked for; "all" stands for every one."""
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
     guard = "" if settings["defence"] is None else f" + {settings['defence']}"
     return [_private(as_method(name + guard), settings) for name in names]
 
 
 def _private(method: Method, settings: Settings) -> Method:
-    """Return the method with clipping and noise around it, if the settings say so."""
+    """Return the method with clipping and noise around it, if these are asked for."""
     clip, noise_multiplier = settings["clip"], settings["noise_multiplier"]
     if clip is None or noise_multiplier is None:
         require(
@@ -91,11 +87,9 @@ def _private(method: Method, settings: Settings) -> Method:
 
 def slow_clients(settings: Settings) -> range:
     """Return the slow clients' ids: the first ones, since splits make no difference between ids."""
-    count = round(settings["slow_fraction"] * settings["clients"])
-    require(
-        count > 0 or settings["slow_fraction"] == 0,
-        f"slow_fraction={settings['slow_fraction']:g} of {settings['clients']} clients is less than one.",
-    )
+    share, clients = number("slow_fraction", settings["slow_fraction"], 0, 1), settings["clients"]
+    count = round(share * clients)
+    require(count > 0 or share == 0, f"slow_fraction={share:g} of {clients} clients is less than one.")
     return range(count)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -13,41 +13,45 @@ from fedhist.options import RENAMED, Option, unknown_option
 
 
 def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option per setting, collected into its argument `flags`."""
-    names = [name for name in all_options() if several or name != "seeds"]
-    old = [name for name, new in RENAMED.items() if new in names]
+    """Give a command one option per setting, collected into its argument `flags`.
+
+    A command for several runs takes several strategies and seeds.
+    """
+    options = {name: each for name, each in all_options().items() if several or name != "seeds"}
+    old_names = [name for name, new in RENAMED.items() if new in options]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run_command(**given: Any) -> None:
-            for name in old:
+            for name in old_names:
                 if given.pop(name) is not None:
-                    raise unknown_option("fedhist", name, names)
-            command(flags={name: given.pop(name) for name in names}, **given)
+                    raise unknown_option("fedhist", name, options)
+            command(flags={name: given.pop(name) for name in options}, **given)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p for p in own if p.name != "flags"]
-        parameters += [_parameter(all_options()[name], several) for name in names]
-        parameters += [_keyword(name, str, typer.Option(f"--{name}", hidden=True)) for name in old]
+        parameters = [parameter for parameter in own if parameter.name != "flags"]
+        parameters += [_parameter(each, several) for each in options.values()]
+        parameters += [_keyword(name, str, typer.Option(f"--{name}", hidden=True)) for name in old_names]
         run_command.__name__, run_command.__doc__ = command.__name__, command.__doc__
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run_command.__annotations__ = {p.name: p.annotation for p in parameters}
+        run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run_command
 
     return decorate
 
 
 def _parameter(each: Option, several: bool) -> inspect.Parameter:
-    """Return the command line's form of a setting."""
-    # run takes a list of strategies as well, to raise when it is given several
-    kind: Any = {"strategy": list[str], "record": bool}.get(each.name, each.kind)
-    default = "fedavg fedhist" if each.name == "strategy" and several else each.default_text or each.default
-    more = " Repeat it, or say all." if each.name == "strategy" and several else ""
-    shown = "" if default is None else f" Default: {default}."
-    flag = f"--{each.name.replace('_', '-')}"
-    setting = typer.Option(flag, help=f"{each.help}{more}{shown}", rich_help_panel=each.panel, show_default=False)
-    return _keyword(each.name, kind, setting)
+    """Return a setting as an argument of a command, None if it is not given."""
+    kind, text, default = each.kind, each.help, each.default_text or each.default
+    if each.name == "strategy":
+        kind = list[str]  # for `fedhist run` too, which raises when it is given several
+        if several:
+            text, default = f"{text} Repeat it, or say all.", "fedavg fedhist"
+    if default is not None and kind is not bool:
+        text = f"{text} Default: {default}."
+    name = f"--{each.name.replace('_', '-')}"
+    return _keyword(each.name, kind, typer.Option(name, help=text, rich_help_panel=each.panel, show_default=False))
 
 
 def _keyword(name: str, kind: Any, setting: Any) -> inspect.Parameter:
-    annotation = Annotated[Optional[kind], setting]  # noqa: UP045 (a runtime value)
+    annotation = Annotated[kind | None, setting]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

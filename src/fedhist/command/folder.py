@@ -1,4 +1,4 @@
-"""The folder of a run: claimed before the work begins, and enough to resume from until it is done."""
+"""The folder of a run: claimed before the work begins, and all that is needed to resume it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 
 from fedhist import __version__
 from fedhist.command.settings import Settings
-from fedhist.errors import FedHistError, InvalidInput, reason
-from fedhist.store.files import parse_json, read_text, whole_file
+from fedhist.errors import FedHistError, InvalidInput, reason, require
+from fedhist.store.files import parse_json, read_text, slug, whole_file
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
-COMMANDS = ("run", "compare")
 
 
 def from_here(path: Path) -> Path:
@@ -25,37 +24,39 @@ def from_here(path: Path) -> Path:
 class RunFolder:
     """Where a command keeps its settings, its checkpoints while it runs, and its results.
 
-    It is unfinished as long as there is a folder `checkpoint` in it.
+    The run is unfinished as long as there is a folder `checkpoint` in it.
     """
 
     def __init__(self, path: Path, command: str, settings: Settings, created: list[Path] | None) -> None:
         self.path, self.command, self.settings = path, command, settings
         self._created = created
+        """Folders that this process made, the innermost first; None for a run that is resumed."""
 
     @classmethod
     def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> RunFolder:
         """Claim a folder, which must be empty or not exist; without a path, a new one below `runs`."""
+        from fedhist.command.experiment import completed  # noqa: PLC0415
+
         if path is None:
-            path = base = Path("runs") / name
+            path = base = Path("runs") / slug(f"{settings['dataset']}-{name}-seed{settings['seed']}")
             count = 1
             while path.exists():
                 count += 1
                 path = base.with_name(f"{base.name}-{count}")
-        paths = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
-        settings = settings.having(**paths)  # it may be resumed from elsewhere
+        # It may be resumed from elsewhere, and run again with a version that has other defaults.
+        files = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
+        settings = completed(settings).having(**files)
         with _writing(path):
             path = path.resolve()
-            if (path / CHECKPOINT).is_dir():
-                raise InvalidInput(
-                    f"out={from_here(path)} is unfinished; resume it with: fedhist resume {from_here(path)}"
-                )
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InvalidInput(f"out={from_here(path)} exists already; choose another folder.")
+            shown = from_here(path)
+            begun, free = (path / CHECKPOINT).is_dir(), not path.exists() or (path.is_dir() and not any(path.iterdir()))
+            require(not begun, f"out={shown} is unfinished; resume it with: fedhist resume {shown}")
+            require(free, f"out={shown} exists already; choose another folder.")
             folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
             try:
-                (path / CHECKPOINT).mkdir(parents=True)
+                folder.checkpoint.mkdir(parents=True)
                 settings.write(path / CONFIG)
-                with whole_file(path / CHECKPOINT / BEGUN) as part:
+                with whole_file(folder.checkpoint / BEGUN) as part:
                     part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
             except OSError:
                 folder.abandon()
@@ -65,43 +66,44 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path) -> RunFolder | None:
         """Open the folder of a run that was stopped; None if the run is finished."""
-        if not path.is_dir():
-            raise InvalidInput(f"{path} is not the folder of a run.")
+        require(path.is_dir(), f"{path} is not the folder of a run.")
         path = path.resolve()
-        begun, config = path / CHECKPOINT / BEGUN, path / CONFIG
-        if not config.is_file():
-            raise InvalidInput(f"{from_here(path)} holds no {CONFIG}, so there is nothing to resume.")
-        if not (path / CHECKPOINT).is_dir():
+        shown, begun, config = from_here(path), path / CHECKPOINT / BEGUN, path / CONFIG
+        require(config.is_file(), f"{shown} holds no {CONFIG}, so there is nothing to resume.")
+        if not begun.parent.is_dir():
             return None
         try:
             stored = parse_json(read_text(begun))
             command, version = stored["command"], stored["fedhist"]
         except FileNotFoundError:
-            raise InvalidInput(f"{from_here(path)} was stopped before it began; delete it and start again.") from None
+            raise InvalidInput(f"{shown} was stopped before it began; delete it and start again.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
-        if command not in COMMANDS:
-            raise InvalidInput(f"{from_here(begun)} names the unknown command {command!r}.")
+        require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {command!r}.")
         if version != __version__:
             raise FedHistError(
-                f"{from_here(path)} was begun with fedhist {version} and cannot be resumed to the bit with "
-                f"{__version__}."
+                f"{shown} was begun with fedhist {version} and cannot be resumed to the bit with {__version__}."
             )
-        return cls(path, command, Settings.read(config), None)
+        folder = cls(path, command, Settings.read(config), None)
+        require(
+            folder.settings["engine"] == "local" or not folder.saved,
+            f"{shown} was begun with engine='local' and can only be resumed so; see its {CONFIG}.",
+        )
+        return folder
 
     @property
     def checkpoint(self) -> Path:
         """The folder for checkpoints."""
         return self.path / CHECKPOINT
 
-    def home(self, run: str) -> Path:
-        """Return the folder of one run's results."""
-        return self.path if self.command == "run" else self.path / run
-
     @property
     def tensorboard(self) -> Path:
         """The folder for TensorBoard's files; if it exists, they are wanted."""
         return self.path / "tensorboard"
+
+    def home(self, run: str) -> Path:
+        """Return the folder of one run's results."""
+        return self.path if self.command == "run" else self.path / run
 
     @property
     def saved(self) -> bool:
@@ -109,7 +111,7 @@ class RunFolder:
         return any(self.checkpoint.glob("runs-*.safetensors"))
 
     def abandon(self, *, with_checkpoints: bool = False) -> None:
-        """Leave nothing behind of a run that was begun here and has nothing to show."""
+        """Remove all traces of a run that was begun by this process, unless it can be resumed."""
         from fedhist.store.recording import FILES  # noqa: PLC0415
 
         if self._created is None or (self.saved and not with_checkpoints):
@@ -126,14 +128,14 @@ class RunFolder:
                 folder.rmdir()
 
     @contextlib.contextmanager
-    def finishing(self) -> Iterator[Path]:
-        """Give the folder for the results; when they are all written, the run is finished."""
+    def finishing(self) -> Iterator[None]:
+        """Let results be written; after that the run is finished."""
         with _writing(self.path):
-            yield self.path
+            yield
             for left in self.path.rglob(".*.part"):  # by a process that was killed while it wrote
                 left.unlink()
             done = self.path / f".{CHECKPOINT}"
-            self.checkpoint.replace(done)  # at once, where removing a folder takes several steps
+            self.checkpoint.replace(done)  # in one step, where removing a folder takes several
             shutil.rmtree(done)
 
 

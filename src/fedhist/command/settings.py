@@ -1,4 +1,4 @@
-"""Every setting that has a name, for TOML files and the command line alike: the options of a trial, and a few more.
+"""Every setting of ``fedhist run`` and ``fedhist compare``: a trial's options and a few more, as flags and in TOML.
 
 Imports nothing heavy: ``fedhist --help`` is built from it.
 """
@@ -6,23 +6,20 @@ Imports nothing heavy: ``fedhist --help`` is built from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import InvalidInput, brief, number, reason, require, whole
+from fedhist.errors import InvalidInput, brief, flag, number, reason, require, whole
 from fedhist.options import Option, option, options_of, unknown_option
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_toml, read_text, whole_file
 
-MOST_SEEDS = 10_000
-"""Seeds beyond which a number is a slip of the hand."""
-
 
 @dataclass(frozen=True)
 class Experiment:
-    """What ``fedhist run`` and ``fedhist compare`` are told besides the options of a trial."""
+    """The settings that are not options of a trial, or have another form there."""
 
     strategy: str = option("fedhist", "A method's name, or name:option=value,… (see `fedhist strategies`).", "Method")
     defence: str | None = option(
@@ -42,17 +39,22 @@ class Experiment:
     noise: str = option("upload", "Where noise is added: upload or sum.", "Privacy")
     delta: float = option(1e-5, "Delta at which epsilon is reported.", "Privacy")
     seeds: int = option(1, "Number of seeds, counted from `seed`.", "Run")
+    record: bool = option(False, "Keep all uploads, for `fedhist replay`.", "Run")
     device: str = option("auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.", "Run")
     trainer: str = option("auto", "auto, reference, threaded, native or batched.", "Run")
     engine: str = option("local", "local, or ray to spread the runs over a Ray cluster.", "Run")
-    checkpoint_every: float = option(
-        10.0, "Seconds between checkpoints, from which `fedhist resume` continues.", "Run", compared=False
-    )
+    checkpoint_every: float = option(10.0, "Seconds between checkpoints, from which `fedhist resume` continues.", "Run")
+
+
+def trial_options() -> dict[str, Option]:
+    """Return the settings that are passed on to a trial, by their names."""
+    own = options_of(Experiment)
+    return {name: each for name, each in options_of(Trial).items() if name not in own}
 
 
 def all_options() -> dict[str, Option]:
     """Return every setting by its name."""
-    return options_of(Experiment) | options_of(Trial)
+    return options_of(Experiment) | trial_options()
 
 
 class Settings(Mapping[str, Any]):
@@ -60,45 +62,43 @@ class Settings(Mapping[str, Any]):
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         options = all_options()
-        self.given = dict(given or {})
-        for name, value in self.given.items():
+        self.given: dict[str, Any] = {}
+        for name, value in (given or {}).items():
             if name not in options:
                 raise unknown_option("fedhist", name, options)
             self.given[name] = _checked(options[name], value)
+        self._values = {name: _default(each) for name, each in options.items()} | self.given
         require(
             "epochs" not in self.given or "local_steps" not in self.given,
-            f"epochs={brief(self.given.get('epochs'))} and local_steps={brief(self.given.get('local_steps'))}: give "
-            "one of the two.",
+            f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}: give one of the two.",
         )
-        require(self["seeds"] <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {self['seeds']}.")
-        number("slow_fraction", self["slow_fraction"], 0, 1)
-        number("checkpoint_every", self["checkpoint_every"], 0)
 
     def __getitem__(self, name: str) -> Any:
-        return self.given[name] if name in self.given else _default(all_options()[name])
+        return self._values[name]
 
-    def __iter__(self) -> Any:
-        return iter(all_options())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(all_options())
+        return len(self._values)
 
     def having(self, **values: Any) -> Settings:
         """Return these settings with some others."""
         return Settings(self.given | values)
 
-    def trial(self) -> dict[str, Any]:
-        """Return the options of a trial, by the names that :class:`Trial` and its parts have for them."""
-        told: dict[str, Any] = {}
-        for name, each in options_of(Trial).items():
+    def for_trial(self) -> dict[str, Any]:
+        """Return the options of a trial that were given, as :class:`Trial` takes them."""
+        values: dict[str, Any] = {}
+        for name, each in trial_options().items():
             if name in self.given:
-                home = told if each.part is None else told.setdefault(each.part, {})
-                home[each.field] = self.given[name]
-        return told
+                owner = values if each.part is None else values.setdefault(each.part, {})
+                owner[each.field] = self.given[name]
+        parts = {field.name: field.metadata["part"] for field in fields(Trial) if "part" in field.metadata}
+        return values | {name: kind(**values[name]) for name, kind in parts.items() if name in values}
 
     @classmethod
     def read(cls, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-        """Combine a TOML file with the flags that were given; flags win, None is not given."""
+        """Combine a TOML file with the flags that were given; flags win, and None is a flag that was not given."""
         values: dict[str, Any] = {}
         if file is not None:
             try:
@@ -107,7 +107,7 @@ class Settings(Mapping[str, Any]):
                 raise InvalidInput(f"config={file} cannot be read: {reason(error)}.") from error
             except ValueError as error:
                 raise InvalidInput(f"config={file} is not TOML: {reason(error)}.") from error
-        flags = {key: value for key, value in (flags or {}).items() if value is not None}
+        flags = {name: value for name, value in (flags or {}).items() if value is not None}
         for one, other in (("epochs", "local_steps"), ("local_steps", "epochs")):
             if one in flags and other not in flags:
                 values.pop(other, None)
@@ -126,24 +126,18 @@ class Settings(Mapping[str, Any]):
 def _default(each: Option) -> Any:
     if each.name == "strategy":
         return [each.default]
-    if each.name == "record":
-        return False
     return None if each.default_text is not None else each.default
 
 
 def _checked(each: Option, value: Any) -> Any:
     """Return a value in the type of its option, or raise."""
     if each.name == "strategy":
-        listed = [value] if isinstance(value, str) else value
-        fits = isinstance(listed, (list, tuple)) and len(listed) > 0 and all(isinstance(one, str) for one in listed)
+        names = [value] if isinstance(value, str) else value
+        fits = isinstance(names, (list, tuple)) and len(names) > 0 and all(isinstance(name, str) for name in names)
         require(fits, f"strategy must be a name or a list of names, got {brief(value)}.")
-        return list(listed)
-    if each.name == "record":
-        require(isinstance(value, bool), f"record must be true or false, got {brief(value)}.")
-        return value
-    if each.kind is int:
-        return whole(each.name, value)
-    if each.kind is float:
-        return number(each.name, value)
+        return list(names)
+    checks: Mapping[type, Callable[[str, object], Any]] = {bool: flag, int: whole, float: number}
+    if each.kind in checks:
+        return checks[each.kind](each.name, value)
     require(isinstance(value, (str, Path)), f"{each.name} must be a text, got {brief(value)}.")
-    return Path(value) if each.kind is Path else str(value)
+    return each.kind(value)

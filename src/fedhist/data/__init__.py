@@ -1,17 +1,7 @@
 """Data sets, splits, and the task they make together with a model."""
 
-from fedhist.data.datasets import DATASET_NAMES, DATASETS, load_task
+from fedhist.data.datasets import load_task
 from fedhist.data.partition import SplitNotice, dirichlet, exclusive, iid, shards
 from fedhist.data.task import Task
 
-__all__ = [
-    "DATASETS",
-    "DATASET_NAMES",
-    "SplitNotice",
-    "Task",
-    "dirichlet",
-    "exclusive",
-    "iid",
-    "load_task",
-    "shards",
-]
+__all__ = ["SplitNotice", "Task", "dirichlet", "exclusive", "iid", "load_task", "shards"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,38 +13,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhist.errors import reason
 from fedhist.store.files import read_bytes
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+Images = tuple[Bytes, Labels, Bytes, Labels]
+"""Training images ``(n, channels, height, width)`` and labels ``(n,)``, and those for testing."""
 
 
 def read_idx(content: bytes) -> Bytes:
     """Decode the IDX format of the MNIST family."""
-    if content[:3] != b"\0\0\x08" or len(content) < 4:
-        raise ValueError("it does not begin like an IDX file of bytes")
-    dimensions = content[3]
+    dimensions = int.from_bytes(content[3:4], "big")
     start = 4 + 4 * dimensions
-    if not 1 <= dimensions <= 3 or len(content) < start:
-        raise ValueError(f"it cannot have {dimensions} dimensions")
+    if content[:3] != b"\0\0\x08" or not 1 <= dimensions <= 3 or len(content) < start:
+        raise ValueError("it does not begin like an IDX file of bytes")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if math.prod(shape) != len(content) - start:
-        raise ValueError(f"its header says shape {shape}, and it comes with {len(content) - start} bytes")
+        raise ValueError(f"its header says shape {shape}, but {len(content) - start} bytes follow it")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def read_labelled(images: bytes, labels: bytes, side: int, classes: int) -> tuple[Bytes, Labels]:
-    """Return the images, ``(n, 1, side, side)``, of one IDX file and their classes from another."""
-    x, y = read_idx(images), read_idx(labels)
-    if x.shape[1:] != (side, side) or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
-        raise ValueError(f"images of shape {x.shape} and labels of shape {y.shape} do not belong together")
-    if y.max() >= classes:
-        raise ValueError(f"there are {classes} classes, but a label is {y.max()}")
-    return x[:, None], y.astype(np.int64)
+def read_fashion(files: Mapping[str, bytes]) -> Images:
+    """Return the images and labels in Fashion-MNIST's four files."""
+    images, labels, test_images, test_labels = map(read_idx, files.values())
+    for x, y in ((images, labels), (test_images, test_labels)):
+        if x.shape != (len(y), 28, 28) or y.ndim != 1 or len(y) == 0 or y.max() >= 10:
+            raise ValueError(f"images of shape {x.shape} and labels of shape {y.shape} do not belong together")
+    return images[:, None], labels.astype(np.int64), test_images[:, None], test_labels.astype(np.int64)
 
 
 def read_digits(file: Path) -> Bytes:
-    """Return scikit-learn's table of digits: 64 pixels from 0 to 16 and the label a row."""
+    """Return scikit-learn's table of digits: 64 pixels from 0 to 16 and the label in each row."""
     text = read_bytes(file)
     if not text.strip():
         raise ValueError("it is empty")
@@ -54,34 +55,39 @@ def read_digits(file: Path) -> Bytes:
 
 
 class _Arrays(pickle.Unpickler):
-    """Loads arrays, numbers, strings and collections of them; a pickle that names anything else is refused."""
+    """Loads arrays, numbers, strings and collections of them; a pickle that names anything else is rejected."""
+
+    names = frozenset({("numpy", "ndarray"), ("numpy", "dtype"), ("numpy._core.multiarray", "_reconstruct")})
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module.replace("numpy.core", "numpy._core"), name) in {
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise ValueError(f"it names {module[:50]}.{name[:50]}, which is not an array")
+        module = module.replace("numpy.core", "numpy._core")  # as it is called since NumPy 2
+        if (module, name) not in self.names:
+            raise ValueError(f"it names {module[:50]}.{name[:50]}, which is not an array")
+        return super().find_class(module, name)
 
 
 def read_cifar(content: bytes) -> tuple[Bytes, Labels]:
     """Return the images, ``(n, 3, 32, 32)``, and classes of one of CIFAR's pickled batches."""
     try:
         batch = _Arrays(BytesIO(content), encoding="bytes").load()
-    except ValueError:
-        raise
+        classes = 100 if b"fine_labels" in batch else 10
+        images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"fine_labels" if classes == 100 else b"labels"])
     except Exception as error:  # pickle raises many kinds of errors
-        raise ValueError(f"it is not a pickle of arrays ({error})") from error
-    if not isinstance(batch, dict):
-        raise ValueError("it is not a table of images and labels")
-    classes = 100 if b"fine_labels" in batch else 10
-    images, labels = batch.get(b"data"), batch.get(b"fine_labels" if classes == 100 else b"labels")
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3 * 32 * 32,):
-        raise ValueError("its data are not images of 32×32 pixels in three colours")
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
-        raise ValueError(f"its labels are not numbers of {classes} classes")
-    if len(labels) != len(images) or not labels:
-        raise ValueError(f"it has {len(images)} images and {len(labels)} labels")
-    return images.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+        raise ValueError(f"it is not a pickle of images and labels: {reason(error)}") from error
+    if images.dtype != np.uint8 or images.shape[1:] != (3 * 32 * 32,) or len(images) == 0:
+        raise ValueError(f"its data must be images of 3×32×32 bytes, got {images.dtype} of shape {images.shape}")
+    if labels.dtype.kind != "i" or labels.shape != (len(images),) or labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"its labels must be numbers of {classes} classes, one for each of the {len(images)} images")
+    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
+def read_batches(files: Mapping[str, bytes]) -> Images:
+    """Return the images and labels in CIFAR's batches; the names of those for testing begin with "test"."""
+    parts: dict[bool, list[tuple[Bytes, Labels]]] = {False: [], True: []}
+    for name, content in files.items():
+        try:
+            parts[name.startswith("test")].append(read_cifar(content))
+        except ValueError as error:
+            raise ValueError(f"{name} is not a CIFAR batch: {error}") from error
+    x, y, x_test, y_test = (np.concatenate(each) for test in (False, True) for each in zip(*parts[test], strict=True))
+    return x, y, x_test, y_test

@@ -18,14 +18,10 @@ class Layout:
         require(bool(trainable), f"model {type(module).__name__} has no trainable parameters.")
         dtypes = {p.dtype for p in trainable.values()}
         require(
-            len(dtypes) == 1,
-            f"model {type(module).__name__} mixes parameter types {sorted(map(str, dtypes))}; use one.",
+            dtypes in ({torch.float32}, {torch.float64}),
+            f"model {type(module).__name__} must be all float32 or all float64, got {sorted(map(str, dtypes))}.",
         )
         self.dtype = dtypes.pop()
-        require(
-            self.dtype in (torch.float32, torch.float64),
-            f"model {type(module).__name__} has {self.dtype} parameters; use float32 or float64.",
-        )
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]
         self.size = sum(self.sizes)

@@ -1,4 +1,4 @@
-"""From labels to one list of example indices per client."""
+"""Splits: from the labels to a list of example indices for each client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split(list[NDArray[np.int64]]):
 
 
 class SplitNotice(UserWarning):
-    """A split was adjusted, and how."""
+    """Says how a split was adjusted."""
 
 
 def _checked(labels: ArrayLike, clients: int) -> NDArray[np.int64]:
@@ -37,13 +37,13 @@ def _checked(labels: ArrayLike, clients: int) -> NDArray[np.int64]:
 
 
 def _even_parts(count: int, parts: int) -> NDArray[np.int64]:
-    """Return the part each of `count` things in a row belongs to; the first parts have one more where needed."""
+    """Return which of the parts, equal but for one, each of `count` items in a row belongs to."""
     size, more = divmod(count, parts)
     return np.repeat(np.arange(parts), size + (np.arange(parts) < more))
 
 
 def _dealt(owner: NDArray[np.int64], clients: int, **about: str | float) -> Split:
-    """Return each client's examples in order, from the owner of each example."""
+    """Return the examples of each client, in order, from the owner of each example."""
     examples = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients)).tolist()
     return Split((examples[start:end] for start, end in zip([0, *ends], ends, strict=False)), **about)
@@ -60,7 +60,7 @@ def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
 def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Split:
     """Divide each class among the clients in proportions drawn from Dirichlet(β) (Hsu et al., 2019).
 
-    Small β skews both the labels and the number of examples a client holds. A client that draws nothing
+    Small β skews both the labels and the number of examples that a client holds. A client that draws none
     is given one example of the largest client, and a :class:`SplitNotice` says how often that happened.
     """
     labels, beta = _checked(labels, clients), positive("beta", beta)
@@ -79,40 +79,37 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
 def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
     """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017)."""
     labels = _checked(labels, clients)
-    pieces_needed = clients * whole("per_client", per_client, 1)
+    pieces = clients * whole("per_client", per_client, 1)
     require(
-        pieces_needed <= len(labels),
+        pieces <= len(labels),
         f"per_client={per_client} shards for {clients} clients are more than the {len(labels)} training examples.",
     )
-    rng = Stream(seed, "split").at()
-    holder = np.empty(pieces_needed, np.int64)
-    holder[rng.permutation(pieces_needed)] = np.repeat(np.arange(clients), per_client)
-    owner = np.empty(len(labels), np.int64)
-    owner[np.argsort(labels, kind="stable")] = holder[_even_parts(len(labels), pieces_needed)]
+    holder, owner = np.empty(pieces, np.int64), np.empty(len(labels), np.int64)
+    holder[Stream(seed, "split").at().permutation(pieces)] = np.repeat(np.arange(clients), per_client)
+    owner[np.argsort(labels, kind="stable")] = holder[_even_parts(len(labels), pieces)]
     return _dealt(owner, clients, split="shards", shards_per_client=per_client)
 
 
 def exclusive(
     split: Sequence[NDArray[np.int64]], labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0
 ) -> Split:
-    """Give all examples of one class to the `holders`, in equal parts, and to nobody else."""
+    """Give all examples of one class to the `holders`, in equal parts, and none to other clients."""
     labels = np.asarray(labels)
     require(bool((labels == label).any()), f"label={label} does not occur in the training data.")
     holders = sorted(set(holders))
     require(len(holders) > 0, "holders must name at least one client.")
     for client in holders:
         require(0 <= client < len(split), f"holders names client {client}; ids run from 0 to {len(split) - 1}.")
-    rng = Stream(seed, "exclusive").at()
-    parts = iter(np.array_split(rng.permutation(np.flatnonzero(labels == label)), len(holders)))
-    rest = [part[labels[part] != label] for part in split]
-    given = dict(zip(holders, parts, strict=True))
-    divided = [np.sort(np.concatenate([part, given[i]])) if i in given else part for i, part in enumerate(rest)]
+    examples = Stream(seed, "exclusive").at().permutation(np.flatnonzero(labels == label))
+    divided = [part[labels[part] != label] for part in split]
+    for client, part in zip(holders, np.array_split(examples, len(holders)), strict=True):
+        divided[client] = np.sort(np.concatenate([divided[client], part]))
     about = {**getattr(split, "about", {}), "rare_class": label, "rare_clients": len(holders)}
     return _fill_empty(Split(divided, **about), f"holding class {label} back", keep=set(holders))
 
 
 def _fill_empty(split: Split, cause: str, keep: Collection[int] = ()) -> Split:
-    """Give every empty client one example of whichever client is largest then; those in `keep` give none."""
+    """Give every empty client one example of the client that is largest at that point; those in `keep` give none."""
     empty = [client for client, part in enumerate(split) if len(part) == 0]
     if not empty:
         return split

@@ -22,7 +22,7 @@ Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
 
 
 class Task:
-    """A model, training and test data, and the clients' shares of the training data.
+    """A model, training and test data, and the part of the training data that each client holds.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Task:
     name
         What reports call it.
     lr
-        The clients' learning rate in runs that are told nothing about local work.
+        The clients' learning rate in runs without `local`.
     """
 
     def __init__(
@@ -69,36 +69,33 @@ class Task:
                 f"y{label} must hold class numbers ≥ 0, got {targets.dtype} with minimum {targets.min().item()}.",
             )
         require(
-            isinstance(model, nn.Module) or (callable(model) and not isinstance(model, Tensor)),
+            isinstance(model, nn.Module) or callable(model),
             f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.",
         )
         self.name, self.model = name, model
         self.lr = None if lr is None else rate("lr", lr)
         self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
-        """How the data were divided, as far as it is known: runs that differ here are different experiments."""
+        """How the data were divided, where that is known: runs that differ here are different experiments."""
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
-        self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
-        self._original: Task | None = None
+        self._copies: dict[tuple[Tensor, torch.device], Tensor] = {}
         self._relabelled: list[Task] = []
 
         probe = self.build(seed=0)
         self.layout = Layout(probe)
-        logits = _check_fit(probe, x, "x")
-        _check_fit(probe, x_test, "x_test")
+        logits, self.is_random = _try_model(probe, x, "x")
+        _try_model(probe, x_test, "x_test")
         if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
             warnings.warn(
-                f"the outputs of {type(probe).__name__} sum to one, as after a softmax; cross-entropy expects logits, "
-                "so leave the softmax away.",
+                f"the outputs of model {type(probe).__name__} sum to one, as after a softmax; cross-entropy expects "
+                "logits, so remove the softmax.",
                 stacklevel=2,
             )
-        labels = int(max(self.y.max(), self.y_test.max())) + 1
-        self.num_classes = int(logits.shape[1])
+        self.num_classes, largest = int(logits.shape[1]), int(max(self.y.max(), self.y_test.max()))
         require(
-            self.num_classes >= labels,
-            f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {labels - 1}.",
+            largest < self.num_classes,
+            f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.",
         )
-        self.is_random = _is_random(probe, self)
         self.seed_matters = not isinstance(model, nn.Module) and self._differs_by_seed(probe)
 
     @property
@@ -126,18 +123,14 @@ class Task:
             except TypeError as error:
                 name = getattr(self.model, "__name__", type(self.model).__name__)
                 raise InvalidInput(
-                    f"model={name} cannot be called without arguments ({reason(error)}); give a module, or a function "
-                    "that builds one."
+                    f"model={name} cannot be built without arguments ({reason(error)}); give a module, such as "
+                    f"{name}(…), or a function without arguments that builds one."
                 ) from error
         require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
-        # A function that hands out the same module every time must not tie runs and threads together.
-        return copy.deepcopy(module)
+        return copy.deepcopy(module)  # the function may return the same module every time
 
     def _differs_by_seed(self, probe: nn.Module) -> bool:
-        """Whether modules built for two seeds differ in more than their trainable parameters.
-
-        Frozen layers, buffers and plain attributes may; what shows is what the modules compute.
-        """
+        """Whether models of two seeds differ in more than their trainable parameters, such as in frozen layers."""
         other = self.build(seed=1)
         self.layout.load(other, self.layout.flatten(probe))
         with torch.no_grad():
@@ -145,39 +138,34 @@ class Task:
 
     @property
     def data(self) -> tuple[int, ...]:
-        """The identity of the tensors: tasks of several seeds often differ in nothing but the split."""
+        """The identity of the tensors: tasks of several seeds often differ only in the split."""
         return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
 
     @cached_property
     def checksum(self) -> str:
-        """A checksum of the data and of who holds what; of the inputs a sample, since hashing all takes a second."""
+        """A checksum of labels, clients and a sample of the inputs, since hashing all of them takes a second."""
         samples = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in (self.x, self.x_test)]
         arrays = [t.cpu().contiguous().view(torch.uint8).numpy() for t in (*samples, self.y, self.y_test)]
         return checksum(*arrays, self.examples, self.offsets)
 
     def bytes_for(self, device: torch.device) -> int:
-        """Return the memory that the data will take on a device where they are not yet."""
-        if device.type == "cpu" or device in self._copies:
-            return 0
-        if self._original is not None:
-            return self.y.numel() * self.y.element_size() + self._original.bytes_for(device)
-        return sum(t.numel() * t.element_size() for t in (self.x, self.y, self.x_test, self.y_test))
+        """Return the memory that copying the data to a device will take."""
+        tensors = () if device.type == "cpu" else (self.x, self.y, self.x_test, self.y_test)
+        return sum(tensor.nbytes for tensor in tensors if (tensor, device) not in self._copies)
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return `x, y, x_test, y_test` on a device, copied there once."""
-        if device not in self._copies:
-            if self._original is None:
-                x, x_test, y_test = (t.to(device) for t in (self.x, self.x_test, self.y_test))
-            else:
-                x, _, x_test, y_test = self._original.on(device)
-            self._copies[device] = x, self.y.to(device), x_test, y_test
-        return self._copies[device]
+        tensors = self.x, self.y, self.x_test, self.y_test
+        for tensor in tensors:
+            if (tensor, device) not in self._copies:
+                self._copies[tensor, device] = tensor.to(device)
+        return tuple(self._copies[tensor, device] for tensor in tensors)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_copies": {}, "_relabelled": []}  # another machine has other devices
 
     def relabelled(self, y: Tensor) -> Task:
-        """Return this task with other training labels; the inputs are shared, on devices too.
+        """Return this task with other training labels; the inputs and their copies on devices are shared.
 
         The same labels give the same task, so that runs with it can train side by side.
         """
@@ -185,13 +173,13 @@ class Task:
             if torch.equal(known.y, y):
                 return known
         task = copy.copy(self)
-        task.y, task._original = y, self
         task.__dict__.pop("checksum", None)
+        task.y, task._copies = y, self._copies
         self._relabelled.append(task)
         return task
 
     def label_counts(self, clients: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Return how many examples of each class each of the clients holds, or of some: ``(clients, classes)``."""
+        """Return how many examples of each class the given clients hold, or all clients: ``(clients, classes)``."""
         ids = np.arange(self.num_clients) if clients is None else np.asarray(clients)
         examples = self.examples if clients is None else np.concatenate([self.client(i) for i in ids.tolist()])
         owner = np.repeat(np.arange(len(ids)), self.sizes[ids])
@@ -206,10 +194,7 @@ class Task:
 
 
 def _join(clients: Clients, num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return all clients' example indices end to end, and where each client's begin.
-
-    There may be a million clients, so they are checked together, and one by one only to name the one at fault.
-    """
+    """Return the example indices of all clients end to end, and where those of each client begin."""
     require(
         (clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)) and len(clients) > 0,
         "clients must be a list with one list of example indices for each client.",
@@ -219,52 +204,40 @@ def _join(clients: Clients, num_examples: int) -> tuple[NDArray[np.int64], NDArr
     else:
         parts = [np.asarray(part) for part in clients]
         sizes = np.array([part.size for part in parts])
-    if not all(part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts):
-        raise _fault(clients, num_examples)
-    examples = np.concatenate(parts, dtype=np.int64, casting="same_kind")
-    if examples.min() < 0 or examples.max() >= num_examples:
-        raise _fault(clients, num_examples)
+    usable = all(part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts)
+    if usable:
+        examples = np.concatenate(parts, dtype=np.int64, casting="same_kind")
+        usable = bool(examples.min() >= 0 and examples.max() < num_examples)
+    if not usable:  # a million clients are checked together, and one by one only to name the one at fault
+        for i, part in enumerate(map(np.asarray, clients)):
+            require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
+            fits = part.dtype.kind in "iu" and part.min() >= 0 and part.max() < num_examples
+            require(fits, f"clients[{i}] must hold indices from 0 to {num_examples - 1}.")
     return examples, np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _fault(clients: Clients, num_examples: int) -> InvalidInput:
-    """Return the error for the first client whose examples cannot be used."""
-    for i, part in enumerate(map(np.asarray, clients)):
-        if part.ndim != 1 or len(part) == 0:
-            return InvalidInput(f"clients[{i}] holds no examples; every client needs one.")
-        if part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= num_examples:
-            break
-    return InvalidInput(f"clients[{i}] must hold indices from 0 to {num_examples - 1}.")
-
-
-def _check_fit(probe: nn.Module, inputs: Tensor, name: str) -> Tensor:
-    """Try the model on two examples; return its logits."""
-    before = {key: buffer.clone() for key, buffer in probe.named_buffers()}
+def _try_model(probe: nn.Module, inputs: Tensor, name: str) -> tuple[Tensor, bool]:
+    """Return the logits of two examples, and whether the model draws random numbers in training, as dropout does."""
+    buffers = {key: buffer.clone() for key, buffer in probe.named_buffers()}
     model, shape = type(probe).__name__, tuple(inputs.shape[1:])
     try:
-        logits: Any = probe.train()(inputs[:2])
+        with torch.random.fork_rng(devices=[]):
+            generator = torch.get_rng_state()
+            logits: Any = probe.train()(inputs[:2])
+            is_random = not torch.equal(generator, torch.get_rng_state())
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InvalidInput(
-            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {reason(error)}"
+            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {reason(error)}."
         ) from error
     require(
         isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2]),
         f"model {model} must return logits of shape (batch, classes), got {getattr(logits, 'shape', type(logits))}.",
     )
-    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, before[key])]
+    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, buffers[key])]
     norms = [key for key, module in probe.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     for key in changed + norms:
         raise InvalidInput(
             f"model {model} depends on statistics of its batches ({key}), which averaging parameters cannot merge; "
             "use GroupNorm or LayerNorm instead."
         )
-    fitting: Tensor = logits
-    return fitting
-
-
-def _is_random(probe: nn.Module, task: Task) -> bool:
-    """Whether the model's training pass draws random numbers, as dropout does."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        probe.train()(task.x[:2])
-        return not torch.equal(before, torch.get_rng_state())
+    return logits, is_random

@@ -1,29 +1,26 @@
-"""What saves a client some lines. None of it is needed: any ClientApp that returns arrays and metrics will do."""
+"""Shortcuts for clients. None of them is needed: any ClientApp that returns arrays and metrics will do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedhist.errors import InvalidInput, number, positive
-from fedhist.flower.wire import LAYOUT, Wire, pack, unpack
+from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, IDENTITY, METRICS, PARTITION
+from fedhist.flower.wire import LAYOUT, Trainable, Wire, read_model, write_model
 from fedhist.noise import secret_gaussian
 from fedhist.strategies.private import clipped
 from fedhist.strategies.screening import Rejected
-
-ARRAYS, METRICS, CONFIG, EXAMPLES, IDENTITY = "arrays", "metrics", "config", "num-examples", "client-id"
-"""Flower's own names for records, and ours for who a client is."""
 
 
 def received(message: Message, arrays: str = ARRAYS) -> dict[str, Tensor]:
     """Return the state dict that the server has sent."""
     try:
-        return {name: torch.from_numpy(values.copy()) for name, values in unpack(message.content, arrays).items()}
+        return {name: torch.from_numpy(values.copy()) for name, values in read_model(message.content, arrays).items()}
     except Rejected as error:
         raise InvalidInput(f"the message holds no model that can be read: {error}.") from None
 
@@ -39,7 +36,7 @@ def privatise(
     *,
     clip: float,
     noise_multiplier: float,
-    trainable: Iterable[str] | Callable[[str], bool] | None = None,
+    trainable: Trainable = None,
 ) -> dict[str, Tensor]:
     """Return what a client may reply: the model it was sent, moved by a clipped and noised difference.
 
@@ -60,7 +57,7 @@ def privatise(
     try:
         wire = Wire(before, trainable)
         start, rest = wire.split(before)
-        # Whether training has diverged is nobody's business either.
+        # A client whose training diverged replies with noise alone: that it diverged is private, too.
         finite = all(np.isfinite(values).all() for values in after.values())
         end, _ = wire.split(after if finite else before)
     except Rejected as error:
@@ -77,34 +74,20 @@ def reply(
     context: Context | None = None,
     identity: str | None = None,
 ) -> Message:
-    """Return the reply to a train message: the model as it is now, and how many examples made it so.
+    """Return the reply to a train message: the model as it is now, and how many examples it was trained on.
 
     Parameters
     ----------
     identity
-        A name that stays the same when this client comes back, so that the server knows it again. By default
+        A name that stays the same when this client comes back, so that the server recognises it. By default
         the `partition-id` of the node's configuration, if `context` is given and there is one.
     """
     state = model.state_dict() if isinstance(model, nn.Module) else model
     entries = {name: values.detach().cpu().numpy() for name, values in state.items()}
     content = RecordDict({METRICS: MetricRecord({EXAMPLES: num_examples, **(metrics or {})})})
-    if LAYOUT in message.content.config_records:  # the server packs, so we do
-        content[ARRAYS], content[LAYOUT] = pack(entries)
-    else:
-        content[ARRAYS] = ArrayRecord({name: Array(values) for name, values in entries.items()})
-    if identity is None and context is not None and "partition-id" in context.node_config:
-        identity = f"partition {context.node_config['partition-id']}"
+    write_model(content, ARRAYS, entries, packed=LAYOUT in message.content.config_records)  # as the server does
+    if identity is None and context is not None and PARTITION in context.node_config:
+        identity = f"partition {context.node_config[PARTITION]}"
     if identity is not None:
         content[CONFIG] = ConfigRecord({IDENTITY: identity})
     return Message(content, reply_to=message)
-
-
-def upload_identity(content: RecordDict) -> str | None:
-    """Return what a client calls itself in a reply: `client-id`, or `partition-id`, in any record."""
-    records: list[Mapping[str, Any]] = [*content.config_records.values(), *content.metric_records.values()]
-    for record in records:
-        if isinstance(record.get(IDENTITY), (str, int)):
-            return str(record[IDENTITY])[:200]
-        if isinstance(record.get("partition-id"), int):
-            return f"partition {record['partition-id']}"
-    return None

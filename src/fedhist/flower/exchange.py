@@ -1,39 +1,45 @@
-"""Who has which model, whose upload counts, and when a round is full.
+"""Which node has which version, whose upload counts, and when a round is full.
 
-This knows no network and reads no clock, so every order of events can be played through in a test.
-Node ids are the network's; clients have dense numbers from 0, which strategies need.
+There is no network here and no clock, so that a test can play through any order of events. Node ids are the
+network's; clients have dense numbers from 0, which strategies need.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from logging import INFO, WARNING
+from typing import Any, NamedTuple
 
+from flwr.common.logger import log
 from torch import Tensor
 
-from fedhist.errors import BadUpload, InvalidInput, number, positive, whole
+from fedhist.errors import BadUpload
+from fedhist.flower.wire import Rest
 from fedhist.strategies.screening import Rejected, Screen
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
-
-
+QUIET_EVENTS = ("joined", "returned", "enough nodes", "resumed")
+"""Events that are no reason for a warning."""
 LONGEST_REASON = 300
 """Characters of a reason that are kept: clients must not fill the disk."""
 LONGEST_PATIENCE = 16
 """How many times the timeout a slow node is waited for at most."""
 
+Note = Callable[..., None]
+
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client's reply comes to, once it is known to be well formed."""
+    """A client's reply, once it is known to be well formed."""
 
     delta: Tensor
     """``(P,)``: the model it was sent minus the model it returned."""
-    rest: dict[str, Tensor]
-    """Entries of its model that are not trained, such as running means."""
+    rest: Rest
+    """Entries that are not trained: the increase of counts, the value of others."""
     num_examples: float
     norm: float
     identity: str | None = None
@@ -41,9 +47,17 @@ class Upload:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """An upload that waits for its round to close, or was in one."""
+class Work(NamedTuple):
+    """What a node was sent and has not answered yet: a version, as a vector and the entries that are not trained."""
+
+    node: int
+    version: int
+    model: tuple[Tensor, Rest]
+    since: float
+
+
+class Arrival(NamedTuple):
+    """An upload that is accepted."""
 
     node: int
     client: int
@@ -55,216 +69,129 @@ class Arrival:
 @dataclass
 class _Node:
     connected: bool = True
-    message: str | None = None
-    """The message it works on."""
-    version: int = 0
-    since: float = 0.0
-    ready: float = 0.0
-    failures: int = 0
-    silences: int = 0
-    """How often it was given up; each time it is waited for twice as long."""
+    ready: float = 0.0  # when it may be sent work again
+    failures: int = 0  # in a row
+    silences: int = 0  # how often it did not answer in time; each time it is waited for twice as long
     identity: str | None = None
 
 
-class Clients:
-    """Dense numbers for clients: by the name they give themselves, else by the node they come from."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = whole("num_clients", capacity, 1)
-        self.numbers: dict[str, int] = {}
-
-    def number(self, node: int, identity: str | None, gone: Iterable[str] = ()) -> int | None:
-        """Return a client's number, None when all are taken.
-
-        The client of partition i has number i where that is free, as in a simulation of the same split. A node
-        without a name gets a new number when it comes back under a new id. When there are none left, a newcomer
-        takes that of a client that is gone: most likely it is that one.
-        """
-        name = named(node, identity)
-        if name not in self.numbers:
-            taken = set(self.numbers.values())
-            word, _, place = (identity or "").partition(" ")
-            wanted = int(place) if word == "partition" and place.isdecimal() and len(place) < 10 else self.capacity
-            if wanted < self.capacity and wanted not in taken:
-                self.numbers[name] = wanted
-            elif len(taken) < self.capacity:
-                self.numbers[name] = next(each for each in range(self.capacity) if each not in taken)
-            else:
-                free = next((each for each in gone if each in self.numbers), None)
-                if free is None:
-                    return None
-                self.numbers[name] = self.numbers.pop(free)
-        return self.numbers[name]
-
-
-def named(node: int, identity: str | None) -> str:
-    """Return what a client is listed as; no name that a client gives itself looks like a node's."""
-    return f"node {node}" if identity is None else f"client {identity}"
-
-
 class Exchange:
-    """The books of a K-async server.
+    """Keeps track of nodes, versions and uploads. Version 1 is the first model, and version r opens round r.
 
-    Version 1 is the first model and version r opens round r, as in a simulation. Every method takes the time.
-
-    Parameters
-    ----------
-    screen
-        The server's screen for bad uploads.
-    note
-        Keeps an event: a round, a time, a kind, and more.
-    k
-        Uploads that close a round.
-    num_clients
-        How many different clients may take part.
-    patience
-        Seconds after which a node that does not answer is given up.
-    max_round_wait
-        Seconds after which a round closes with the uploads there are, if there is one; None waits for all K.
+    A node that has not answered for `patience` seconds is given up. A round closes with K uploads, or after
+    `max_round_wait` seconds with fewer. Times are in seconds since the first start.
     """
 
     def __init__(
-        self,
-        screen: Screen,
-        note: Callable[..., None],
-        k: int,
-        num_clients: int,
-        patience: float,
-        max_round_wait: float | None = None,
+        self, screen: Screen, note: Note, k: int, num_clients: int, patience: float, max_round_wait: float | None = None
     ) -> None:
-        self.k = whole("k", k, 1)
-        if num_clients < k:
-            raise InvalidInput(f"k={k} uploads a round need at least as many clients, got num_clients={num_clients}.")
-        self.patience = positive("timeout", patience)
-        self.max_round_wait = None if max_round_wait is None else number("max_round_wait", max_round_wait, 0)
-        self.clients, self.screen, self._note = Clients(num_clients), screen, note
-        self.version = 1
-        self.opened = 0.0
+        self.screen, self.k, self.num_clients, self._note = screen, k, num_clients, note
+        self.patience, self.max_round_wait = patience, max_round_wait
+        self.version, self.opened = 1, 0.0
+        self.work: dict[str, Work] = {}
+        """By message: what is under way."""
+        self.numbers: dict[str, int] = {}
+        """The clients' numbers, by the name they give themselves, else by the node they come from."""
         self._nodes: dict[int, _Node] = {}
-        self._sent: dict[str, int] = {}
-        self._settled: deque[str] = deque(maxlen=10_000)
+        self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
         self._waiting: list[Arrival] = []
-        self._unseen = False
-        self._short = False
+        self._new = False  # whether an upload has arrived since those that wait were last compared
+        self._short = False  # whether fewer than K nodes are connected
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
-        """Keep an event for the history."""
+        """Keep an event for the history, and log it."""
         who = {} if node is None else {"node": node}
         short = {name: value[:LONGEST_REASON] if isinstance(value, str) else value for name, value in more.items()}
         self._note(self.version, round(time, 3), kind, **who, **short)
+        facts = ", ".join(f"{name} {value}" for name, value in {"round": self.version, **who, **short}.items())
+        log(INFO if kind in QUIET_EVENTS else WARNING, "%s: %s", kind, facts)
 
-    def membership(self, nodes: Iterable[int], time: float) -> None:
+    def membership(self, connected: Collection[int], time: float) -> None:
         """Take note of who is connected."""
-        there = set(nodes)
-        for node in sorted(there):
+        for node in sorted(connected):
             known = self._nodes.get(node)
             if known is None or not known.connected:
                 self.note(time, "joined" if known is None else "returned", node)
                 self._nodes.setdefault(node, _Node()).connected = True
         for node, known in self._nodes.items():
-            if known.connected and node not in there:
+            if known.connected and node not in connected:
                 known.connected = False
                 self.note(time, "left", node)
-        short = len(there) < self.k
+        short = len(connected) < self.k
         if short != self._short:
             self._short = short
-            self.note(time, "too few nodes" if short else "enough nodes", connected=len(there))
+            self.note(time, "too few nodes" if short else "enough nodes", connected=len(connected))
 
     def due(self, time: float) -> list[int]:
         """Return the connected nodes that should be sent the current model."""
-        waiting = {arrival.node for arrival in self._waiting}
-        return [
-            node
-            for node, known in sorted(self._nodes.items())
-            if known.connected and known.message is None and node not in waiting and known.ready <= time
-        ]
+        busy = self._busy()
+        idle = [node for node, known in self._nodes.items() if known.connected and known.ready <= time]
+        return sorted(node for node in idle if node not in busy)
 
-    def sent(self, node: int, message: str, time: float) -> None:
+    def _busy(self) -> set[int]:
+        """Return the nodes that are at work, or whose upload waits for its round to close."""
+        return {work.node for work in self.work.values()} | {arrival.node for arrival in self._waiting}
+
+    def sent(self, node: int, message: str, model: tuple[Tensor, Rest], time: float) -> None:
         """Take note that a node was sent the current version."""
-        known = self._nodes[node]
-        known.message, known.version, known.since = message, self.version, time
-        self._sent[message] = node
+        self.work[message] = Work(node, self.version, model, time)
 
-    def refused(self, node: int, time: float) -> None:
-        """Take note that a node could not be sent anything."""
-        self._failed(node, time, "not sent", "the network did not take the message")
+    def settle(self, message: str, time: float) -> Work | None:
+        """Return, once, what a reply is the answer to; None for a reply that is not wanted."""
+        work = self.work.pop(message, None)
+        if work is None:
+            self.note(time, "duplicate reply" if message in self._settled else "unknown reply", message=message[:16])
+        else:
+            self._settled.append(message)
+        return work
 
-    @property
-    def pending(self) -> list[str]:
-        """Messages whose replies are still wanted."""
-        return list(self._sent)
-
-    def version_of(self, message: str) -> int | None:
-        """Return the version a message carried, None if its reply is no longer wanted."""
-        node = self._sent.get(message)
-        return None if node is None else self._nodes[node].version
-
-    @property
-    def held(self) -> set[int]:
-        """Versions that somebody works on, and the current one."""
-        return {self._nodes[node].version for node in self._sent.values()} | {self.version}
-
-    def replied(self, message: str, upload: Upload | str, time: float) -> None:
-        """Take in a reply: an upload, or the reason why it is none."""
-        node = self._settle(message, time)
-        if node is None:
-            return
-        known = self._nodes[node]
-        if isinstance(upload, str):
-            self._failed(node, time, "rejected", upload)
-            return
+    def accept(self, work: Work, upload: Upload, time: float) -> None:
+        """Let an upload wait for its round to close; raise if it is rejected."""
+        known = self._nodes[work.node]
         known.identity = upload.identity
-        try:  # before it is given a number, which may be taken from somebody else
-            upload = self._admitted(node, upload, [each.upload.norm for each in self._waiting], time)
-        except Rejected as reason:
-            self._failed(node, time, "rejected", str(reason))
-            return
-        client = self.clients.number(node, upload.identity, self._gone())
-        if client is None:
-            self._failed(node, time, "rejected", f"more than num_clients={self.clients.capacity} clients")
-            return
+        # An upload is judged before its client is given a number, which may be taken from another client.
+        upload = self._admitted(work.node, upload, [each.upload.norm for each in self._waiting], time)
+        client = self._number(work.node, upload.identity)
         if any(client == each.client for each in self._waiting):
-            self._failed(node, time, "rejected", f"client {upload.identity or client} is in this round already")
-            return
-        known.failures = 0
-        self._unseen = True
-        self._waiting.append(Arrival(node, client, known.version, time, upload))
+            raise Rejected(f"client {upload.identity or client} is in this round already")
+        known.failures, self._new = 0, True
+        self._waiting.append(Arrival(work.node, client, work.version, time, upload))
 
-    def failed(self, message: str, reason: str, time: float) -> None:
-        """Take in that a node could not do its work."""
-        node = self._settle(message, time)
-        if node is not None:
-            self._failed(node, time, "failed", reason)
+    def fail(self, node: int, kind: str, reason: str, time: float) -> None:
+        """Leave a node alone for a while, for longer with each failure in a row."""
+        if kind == "rejected" and self.screen.policy == "stop":
+            raise BadUpload(f"node {node}'s upload in round {self.version} is bad: {reason}.")
+        known = self._nodes[node]
+        known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
+        known.failures += 1
+        self.note(time, kind, node, reason=reason)
 
     def give_up(self, time: float) -> None:
-        """Stop waiting for nodes that have been silent for too long."""
-        for message, node in list(self._sent.items()):
-            known = self._nodes[node]
-            patience = self.patience * min(2 ** min(known.silences, 30), LONGEST_PATIENCE)
-            if time - known.since > patience:
+        """Stop waiting for nodes that have not answered for too long."""
+        for message, work in list(self.work.items()):
+            known = self._nodes[work.node]
+            patience = self.patience * min(2**known.silences, LONGEST_PATIENCE)
+            if time - work.since > patience:
                 known.silences += 1
-                self._settle(message, time)
-                self._failed(node, time, "timed out", f"no reply within {patience:g} s")
+                self.settle(message, time)
+                self.fail(work.node, "timed out", f"no reply within {patience:g} s", time)
 
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
-        if self._unseen:
-            self._drop_absurd(time)
-        if len(self._waiting) >= self.k:
-            taken, self._waiting = self._waiting[: self.k], self._waiting[self.k :]
-            return taken
+        if self._new and len(self._waiting) > 1:
+            self._compare(time)
         late = self.max_round_wait is not None and time - self.opened >= self.max_round_wait
-        if late and self._waiting:
-            taken, self._waiting = self._waiting, []
+        if len(self._waiting) < (1 if late else self.k):
+            return None
+        taken, self._waiting = self._waiting[: self.k], self._waiting[self.k :]
+        if len(taken) < self.k:
             self.note(time, "short round", uploads=len(taken))
-            return taken
-        return None
+        return taken
 
     def close(self, taken: Iterable[Arrival], time: float) -> None:
         """Open the next round."""
         self.screen.recent.extend(arrival.upload.norm for arrival in taken)
-        self.version += 1
-        self.opened = time
+        self.version, self.opened = self.version + 1, time
 
     def _admitted(self, node: int, upload: Upload, others: Collection[float], time: float) -> Upload:
         """Return an upload as it is accepted; raise if it is not."""
@@ -276,43 +203,45 @@ class Exchange:
         self.note(time, "clipped", node, reason=f"its length was {upload.norm:.3g}")
         return replace(upload, delta=upload.delta * scale, norm=upload.norm * scale)
 
-    def _drop_absurd(self, time: float) -> None:
-        """Look again at the first uploads of a run, which came when there was nothing to compare them with."""
-        norms = [arrival.upload.norm for arrival in self._waiting]
-        for i, arrival in enumerate(list(self._waiting) if len(norms) > 1 else []):
+    def _compare(self, time: float) -> None:
+        """Judge all uploads of the round again: there was nothing to compare the first ones of a run with."""
+        norms, kept = [arrival.upload.norm for arrival in self._waiting], []
+        for i, arrival in enumerate(self._waiting):
             try:
                 upload = self._admitted(arrival.node, arrival.upload, norms[:i] + norms[i + 1 :], time)
+                kept.append(arrival._replace(upload=upload))
             except Rejected as reason:
-                self._waiting.remove(arrival)
-                self._failed(arrival.node, time, "rejected", str(reason))
+                self.fail(arrival.node, "rejected", str(reason), time)
+        self._waiting, self._new = kept, False
+
+    def _number(self, node: int, identity: str | None) -> int:
+        """Return a client's number; raise if all are taken.
+
+        The client of partition i has number i where that is free, as in a simulation of the same split. A node
+        without a name gets a new number when it comes back under a new id. When none is left, a newcomer takes that
+        of a client that is gone: most likely it is the same one.
+        """
+        name = _listed(node, identity)
+        if name not in self.numbers:
+            free = set(range(self.num_clients)) - set(self.numbers.values())
+            partition = re.fullmatch(r"partition (\d{1,9})", identity or "")
+            if partition and int(partition[1]) in free:
+                self.numbers[name] = int(partition[1])
+            elif free:
+                self.numbers[name] = min(free)
+            elif gone := self._gone():
+                self.numbers[name] = self.numbers.pop(gone[0])
             else:
-                self._waiting[self._waiting.index(arrival)] = replace(arrival, upload=upload)
-        self._unseen = False
-
-    def _settle(self, message: str, time: float) -> int | None:
-        """Return the node that a message was sent to, once; None for a reply that nobody waits for."""
-        node = self._sent.pop(message, None)
-        if node is None:
-            self.note(time, "duplicate reply" if message in self._settled else "unknown reply", message=message[:16])
-            return None
-        self._settled.append(message)
-        self._nodes[node].message = None
-        return node
-
-    def _failed(self, node: int, time: float, kind: str, reason: str) -> None:
-        if kind == "rejected" and self.screen.policy == "stop":
-            raise BadUpload(f"node {node}'s upload in round {self.version} is bad: {reason}.")
-        known = self._nodes[node]
-        known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
-        known.failures += 1
-        self.note(time, kind, node, reason=reason)
+                raise Rejected(f"there are more than num_clients={self.num_clients} clients")
+        return self.numbers[name]
 
     def _gone(self) -> list[str]:
-        """Return who is listed as a client and neither connected nor at work, nodes without a name first."""
-        here = {
-            named(node, known.identity)
-            for node, known in self._nodes.items()
-            if known.connected or known.message is not None
-        }
-        here |= {named(arrival.node, arrival.upload.identity) for arrival in self._waiting}
-        return sorted(self.clients.numbers.keys() - here, key=lambda name: not name.startswith("node "))
+        """Return the clients that are neither connected nor at work, nodes without a name first."""
+        busy = self._busy()
+        here = {_listed(node, known.identity) for node, known in self._nodes.items() if known.connected or node in busy}
+        return sorted(self.numbers.keys() - here, key=lambda name: not name.startswith("node "))
+
+
+def _listed(node: int, identity: str | None) -> str:
+    """Return the name under which a client is listed; no name that a client gives itself looks like a node's."""
+    return f"node {node}" if identity is None else f"client {identity}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -19,11 +20,12 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedhist.errors import FedHistError, number, positive, reason, require, whole
+from fedhist.flower import replies
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
-from fedhist.flower.metrics import averaged
-from fedhist.flower.source import Clock, Network, NetworkOptions
-from fedhist.flower.wire import Wire, decode
+from fedhist.flower.source import Network, NetworkOptions
+from fedhist.flower.wire import Trainable, Wire, as_record, decode
+from fedhist.options import option, values_of
 from fedhist.simulation.server import Server
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
@@ -35,23 +37,14 @@ from fedhist.strategies.screening import Rejected
 
 CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 3"
 ROOM = 1000
-"""Clients there is room for, where nobody has said how many there are."""
+"""Clients there is room for, at least, where `num_clients` is not given."""
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+"""The parts of Flower's result that a checkpoint keeps."""
 
 
-class _Monotonic:
-    """A clock that nobody sets."""
-
-    def time(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float, /) -> None:
-        time.sleep(seconds)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class KAsync(ServerOptions, NetworkOptions):
-    """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, and nobody waits for the others.
+    """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, without waiting for the others.
 
     The model goes to every node once. The first K uploads make a new one, which goes to those K nodes while the
     others work on; an upload's staleness counts from the version its node was sent. Nodes may come, go, fail and
@@ -81,36 +74,43 @@ class KAsync(ServerOptions, NetworkOptions):
         Called after every round with its number and the history so far in a list, as in a simulation.
     """
 
-    k: int = dataclasses.field(default=10, kw_only=False)
-    num_clients: int | None = None
+    k: int = dataclasses.field(default=10, kw_only=False, metadata=ServerOptions.__dataclass_fields__["k"].metadata)
+    num_clients: int | None = option(None, "How many different clients may take part.", "Method")
     min_available_nodes: int | None = None
-    trainable: Iterable[str] | Callable[[str], bool] | None = None
+    trainable: Trainable = None
     checkpoint: str | Path | None = None
     checkpoint_every: float = 0.0
     on_round: Callable[[int, Sequence[History]], None] | None = None
-    clock: Clock = dataclasses.field(default_factory=_Monotonic)
 
     session: Session = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check()
+        k, clients, nodes, every = self.k, self.num_clients, self.min_available_nodes, self.checkpoint_every
+        for name in ("poll_interval", "refresh_interval", "message_ttl"):
+            if (value := getattr(self, name)) is not None:
+                positive(name, value)
+        if self.max_round_wait is not None:
+            number("max_round_wait", self.max_round_wait, 0)
+        whole("evaluate_every", self.evaluate_every, 0)
+        number("fraction_evaluate", self.fraction_evaluate, 0, 1)
         require(
-            self.num_clients is None or whole("num_clients", self.num_clients, 1) >= self.k,
-            f"k={self.k} uploads a round need at least as many clients, got num_clients={self.num_clients}.",
+            clients is None or whole("num_clients", clients, 1) >= k,
+            f"k={k} uploads a round need at least as many clients, got num_clients={clients}.",
         )
-        if self.min_available_nodes is not None:
-            whole("min_available_nodes", self.min_available_nodes, 1)
-        number("checkpoint_every", self.checkpoint_every, 0)
-        private = any(isinstance(part, Private) for part in self.method.strategy.modules())
+        whole("min_available_nodes", k if nodes is None else nodes, 1)
         require(
-            self.checkpoint is None or self.checkpoint_every == 0 or not private,
-            f"checkpoint_every={self.checkpoint_every} would let a restart forget uploads whose privacy is spent; "
-            "use 0.",
+            number("checkpoint_every", every, 0) == 0
+            or self.checkpoint is None
+            or not any(isinstance(part, Private) for part in self.method.strategy.modules()),
+            f"checkpoint_every={every} would let a restart forget uploads whose privacy is spent; use 0.",
         )
         require(
-            self.on_round is None or callable(self.on_round), f"on_round must be a function, got {self.on_round!r}."
+            self.record is None or self.max_round_wait is None,
+            f"record needs K uploads in every round, so max_round_wait must be None, got {self.max_round_wait}.",
         )
+        on_round = self.on_round
+        require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
 
     @property
     def history(self) -> History:
@@ -133,14 +133,11 @@ class KAsync(ServerOptions, NetworkOptions):
 
         `timeout` is for how many seconds a single node may be silent before it is given up and sent work anew; it
         must be longer than the slowest client works. A node that was given up is waited for twice as long.
-        `evaluate_fn` works in a thread of its own, before the first round and after each, while rounds go on.
+        `evaluate_fn` works in a thread of its own, before the first round and after each, beside the rounds.
         """
         whole("num_rounds", num_rounds, 1)
         positive("timeout", timeout)
-        configs = {
-            MessageType.TRAIN: train_config or ConfigRecord(),
-            MessageType.EVALUATE: evaluate_config or ConfigRecord(),
-        }
+        configs = {MessageType.TRAIN: train_config, MessageType.EVALUATE: evaluate_config}
         self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
         return self.session.run()
 
@@ -155,120 +152,51 @@ class Session:
         initial_arrays: ArrayRecord,
         num_rounds: int,
         timeout: float,
-        configs: dict[str, ConfigRecord],
+        configs: dict[str, ConfigRecord | None],
         evaluate_fn: EvaluateFn | None,
     ) -> None:
-        self.options, self.grid, self.num_rounds, self.timeout = options, grid, num_rounds, timeout
-        self.configs, self.evaluate_fn = configs, evaluate_fn
+        self.options, self.num_rounds, self._saved = options, num_rounds, -math.inf
         try:
             state = {name: decode(array) for name, array in initial_arrays.items()}
             self.wire = Wire(state, options.trainable)
-            self.first, self.rest = self.wire.split(state)
+            model, rest = self.wire.split(state)
         except Rejected as error:
             raise FedHistError(f"initial_arrays cannot be used: {error}.") from None
-        self.result = Result(arrays=initial_arrays)
-        self.server: Server
-        self.source: Network
-        self._saved = -np.inf
-
-    def run(self) -> Result:
-        """Take the server to the end of its rounds."""
-        name, options = self.options.method.name, self.options
-        log(INFO, "%s, K-async: %d rounds of %d uploads", name, self.num_rounds, options.k)
         saved = self._read()
-        self._set_up(saved)
-        try:
-            for round_ in range(self.server.round + 1, self.num_rounds + 1):
-                for server, arrivals in self.source.next():
-                    server.close(arrivals)
-                self._after(round_)
-            self.source.finish()
-            self.result.arrays = self._model()
-            self._save()
-        finally:
-            self.source.close()
-            if self.server.tape is not None:
-                self.server.tape.close()
-        if self.server.tape is not None:
-            self.history().save(self.server.tape.folder)
-        self.source.log_events()
-        events = len(self.server.history.events)
-        log(INFO, "%s: %d rounds in %.1f s, %d events", name, self.num_rounds, self.source.now, events)
-        return self.result
-
-    def _after(self, round_: int) -> None:
-        """Do what follows a round."""
-        if self.server.diverged is not None:
-            raise self.server.diverged
-        taken, options, now = self.source.taken, self.options, self.source.now
-        metrics = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in taken]
-        self.result.train_metrics_clientapp[round_] = averaged(metrics, options.weighted_by_key)
-        who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in taken)
-        log(INFO, "round %d closed at %.1f s with clients %s", round_, now, who)
-        self.source.evaluations.take_in(self.source.books.note, now)
-        if self.server.tape is not None:
-            self.server.tape.after(round_)
-        if round_ == self.num_rounds or now - self._saved >= options.checkpoint_every:
-            self._save()
-        self.source.evaluations.on_server(round_, self._model())
-        self.server.trace(round_)
-        if options.evaluate_every and round_ % options.evaluate_every == 0:
-            self.source.to_evaluate = round_
-        if options.on_round is not None:
-            options.on_round(round_, [self.history()])
-
-    def _model(self) -> ArrayRecord:
-        return self.wire.record(self.server.model, self.source.rest)
-
-    def _set_up(self, saved: tuple[dict[str, Tensor], dict[str, Any]] | None) -> None:
-        """Prepare the server and the network, as they were saved or for the nodes that are connected."""
-        expected = self._expected_clients() if saved is None else int(saved[1]["expected"])
-        self.expected = expected
-        options, room = self.options, self.options.num_clients or max(ROOM, 10 * expected)
+        self.expected = self._wait_for_nodes(grid) if saved is None else int(saved[1]["expected"])
+        room = options.num_clients or max(ROOM, 10 * self.expected)
+        rounds = num_rounds if saved is None else max(num_rounds, int(saved[1]["server"]["round"]))
         strategy = deepcopy(options.method.strategy)
         for part in strategy.modules():  # it may be inside another one
-            if isinstance(part, FedHist) and part.h is None:
-                part.h = default_h(expected, options.k)  # room for more must not lengthen its memory
-        shared = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServerOptions) if each.init}
-        told = ServerOptions(**shared | {"strategy": dataclasses.replace(options.method, strategy=strategy)})
-        rounds = self.num_rounds if saved is None else max(self.num_rounds, int(saved[1]["server"]["round"]))
-        self.server = Server(told, self.first, room, rounds, self._empty_history(), tape=self._tape(room))
-        evaluations = Evaluations(self.server, self.result, self.evaluate_fn, self.timeout, options.weighted_by_key)
-        books = Exchange(self.server.screen, self.server.note, options.k, room, self.timeout, options.max_round_wait)
-        self.source = Network(
-            options, self.grid, options.clock, self.server, books, evaluations, self.wire, self.rest, self.configs
-        )
+            if isinstance(part, FedHist) and part.h is None and options.num_clients is None:
+                part.h = default_h(self.expected, options.k)  # room for more clients must not lengthen its memory
+        own = dataclasses.replace(options, strategy=strategy)
+        rows: list[Any] = [np.zeros((0, options.k), kind) for kind in ROWS.values()]
+        history = History(options.method.name, 0, "Flower", *rows)
+        tape = self._tape(model, own.method.name, room, resumed=saved is not None)
+        server = self.server = Server(own, model, room, rounds, history, tape=tape, name=options.method.name)
+        self.result = Result(arrays=initial_arrays)
+        exchange = Exchange(server.screen, server.note, options.k, room, timeout, options.max_round_wait)
+        evaluations = Evaluations(server, self.result, exchange.note, evaluate_fn, timeout, options.weighted_by_key)
+        self.source = Network(options, grid, server, exchange, evaluations, self.wire, rest, configs)
         if saved is None:
             self.source.begin()
         else:
             self._restore(*saved)
-        if self.server.tape is not None:
-            self.server.tape.begin(self.server.round)
-        if self.server.round not in self.result.evaluate_metrics_serverapp:
-            evaluations.on_server(self.server.round, self._model())
 
-    def _expected_clients(self) -> int:
-        """Wait for enough nodes; return how many clients there will be."""
-        options = self.options
-        wanted, logged = options.min_available_nodes or options.k, False
-        while len(nodes := list(self.grid.get_node_ids())) < wanted:
-            if not logged:
-                log(INFO, "waiting for %d nodes, %d are connected", wanted, len(nodes))
-                logged = True
+    def _wait_for_nodes(self, grid: Grid) -> int:
+        """Wait until there are enough nodes; return how many clients to expect."""
+        options, wanted = self.options, self.options.min_available_nodes or self.options.k
+        log(INFO, "waiting for %d nodes", wanted)
+        while (connected := len(options.patiently(grid.get_node_ids))) < wanted:
             options.clock.sleep(options.refresh_interval)
-        return options.num_clients or max(len(nodes), options.k)
+        return options.num_clients or max(connected, options.k)
 
-    def _empty_history(self) -> History:
-        rows: list[Any] = [np.zeros((0, self.options.k), kind) for kind in ROWS.values()]
-        return History(self.options.method.name, 0, "Flower", *rows)
-
-    def _tape(self, room: int) -> Tape | None:
-        """Return what records the uploads, if that is asked for."""
-        options = self.options
+    def _tape(self, model: Tensor, method: str, room: int, *, resumed: bool) -> Tape | None:
+        """Return what records the uploads, if they are to be recorded."""
+        options, dtype = self.options, self.wire.dtype
         if options.record is None:
             return None
-        require(options.max_round_wait is None, "record cannot keep rounds with fewer than K uploads; set no deadline.")
-        dtype = str(self.wire.dtype).removeprefix("torch.")
         about = About(
             rounds=self.num_rounds,
             k=options.k,
@@ -277,36 +205,83 @@ class Session:
             dtype=options.record_dtype or dtype,
             model_dtype=dtype,
             server_lr=float(options.server_lr),
-            method=options.method.name,
+            method=method,
             seed=0,
         )
-        check_room({options.record: about}, resumed=options.checkpoint is not None)
-        return Tape(options.record, about, self.first)
+        check_room({options.record: about}, resumed=resumed)
+        return Tape(options.record, about, model)
+
+    def run(self) -> Result:
+        """Take the server to the end of its rounds."""
+        name, server, source = self.options.method.name, self.server, self.source
+        log(INFO, "%s, K-async: %d rounds of %d uploads", name, self.num_rounds, self.options.k)
+        with contextlib.ExitStack() as stack:
+            stack.callback(source.close)
+            if server.tape is not None:
+                stack.callback(server.tape.close)
+                server.tape.begin(server.round)
+            if server.round not in self.result.evaluate_metrics_serverapp:
+                source.evaluations.on_server(server.round, source.model)
+            for round_ in range(server.round + 1, self.num_rounds + 1):
+                for each, arrivals in source.next():
+                    with torch.no_grad():
+                        each.close(arrivals)  # Eq. 4
+                self._after(round_)
+            source.finish()
+            self.result.arrays = as_record(source.model)
+            self._save()
+        if server.tape is not None:
+            self.history().save(server.tape.folder)
+        log(INFO, "%s: %d rounds in %.1f s, %d events", name, self.num_rounds, source.now, len(server.history.events))
+        return self.result
+
+    def _after(self, round_: int) -> None:
+        """Do what follows a round."""
+        options, server, source, last = self.options, self.server, self.source, round_ == self.num_rounds
+        if server.diverged is not None:
+            server.diverged.histories = [self.history()]
+            raise server.diverged
+        metrics = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in source.taken]
+        self.result.train_metrics_clientapp[round_] = replies.averaged(metrics, options.weighted_by_key)
+        who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in source.taken)
+        log(INFO, "round %d closed at %.1f s with clients %s", round_, source.now, who)
+        source.evaluations.take_in(source.now)
+        server.trace(round_)
+        if server.tape is not None:
+            server.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
+        if last or source.now - self._saved >= options.checkpoint_every:
+            self._save()
+        source.evaluations.on_server(round_, source.model)
+        if options.evaluate_every and (last or round_ % options.evaluate_every == 0):
+            source.to_evaluate = round_
+        if last:
+            source.finish()  # before `on_round`, which is to see the last evaluation
+        if options.on_round is not None:
+            options.on_round(round_, [self.history()])
 
     def history(self) -> History:
         """Return the rounds so far."""
-        history, clients = self.server.history, len(self.source.books.clients.numbers)
-        entries = self.wire.shapes.values()
-        history.task, history.wall_seconds = f"Flower, {clients} clients", self.source.now
-        history.model = self._model().to_torch_state_dict()
+        server, source = self.server, self.source
+        history, clients = server.history, len(source.exchange.numbers)
+        history.task, history.wall_seconds = f"Flower, {clients} clients", source.now
+        model = {} if server.diverged else self.wire.join(server.model, source.rest)
+        history.model = {name: torch.from_numpy(values) for name, values in model.items()} or None
         history.setting = {
             "clients": clients,
-            "k": self.options.k,
-            "server_lr": self.options.server_lr,
+            **{name: value for name, value in values_of(self.options).items() if value is not None},
             "parameters": self.wire.num_params,
-            "bytes_per_upload": sum(int(np.prod(shape)) * np.dtype(kind).itemsize for kind, shape in entries),
+            "bytes_per_upload": sum(values.nbytes for values in source.model.values()),
         }
         return history
 
     def _described(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""
+        options, wire = self.options, self.wire
         return {
-            "method": self.options.method.name,
-            "k": self.options.k,
-            "num_clients": self.options.num_clients,
-            "server_lr": self.options.server_lr,
-            "entries": [[name, kind, list(shape)] for name, (kind, shape) in self.wire.shapes.items()],
-            "trained": self.wire.trained,
+            "method": options.method.name,
+            **{name: getattr(options, name) for name in ("k", "num_clients", "server_lr")},
+            "entries": [[name, kind, list(shape)] for name, (kind, shape) in wire.shapes.items()],
+            "trained": wire.trained,
         }
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -329,39 +304,33 @@ class Session:
         return tensors, state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        folder, source = self.options.checkpoint, self.source
         try:
             self.server.restore(tensors, state["server"])
-            self.source.restore([tensors])
-            self.source.books.clients.numbers = state["clients"]
+            source.restore([tensors])
+            source.exchange.numbers = state["clients"]
             for metrics in METRICS:
                 setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
-            self.source.begin(float(state["elapsed"]))
+            source.begin(float(state["elapsed"]))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise FedHistError(
-                f"{self.options.checkpoint} holds a run that cannot be resumed: {reason(error)}."
-            ) from error
-        self.result.arrays = self._model()
-        log(INFO, "resumed in round %d from %s", self.server.round + 1, self.options.checkpoint)
-        self.source.books.note(self.source.now, "resumed")
+            raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
+        source.exchange.note(source.now, "resumed")
 
     def _save(self) -> None:
         if self.options.checkpoint is None:
             return
-        if self.server.tape is not None:
-            self.server.tape.write(self.server.round, flush=True)  # a checkpoint is never ahead of the recording
-        tensors, told = self.server.state()
+        source, (tensors, facts) = self.source, self.server.state()
         state = self._described() | {
             "expected": self.expected,
-            "server": told,
-            "elapsed": self.source.now,
-            "clients": self.source.books.clients.numbers,
+            "server": facts,
+            "elapsed": source.now,
+            "clients": source.exchange.numbers,
         }
         for metrics in METRICS:
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
         file = Path(self.options.checkpoint) / CHECKPOINT
         try:
-            snapshot.write(file, CHECKPOINT_KIND, {**tensors, **self.source.state()[0]}, state)
-            self._saved = self.source.now
+            snapshot.write(file, CHECKPOINT_KIND, {**tensors, **source.state()[0]}, state)
+            self._saved = source.now
         except OSError as error:  # weeks of work must not end because a disk is full for a while
-            why = f"{file} cannot be written: {error.strerror or error}"
-            self.source.books.note(self.source.now, "not saved", reason=why)
+            source.exchange.note(source.now, "not saved", reason=f"{file} cannot be written: {error.strerror or error}")

@@ -18,13 +18,18 @@ from fedhist.store.arrays import decode as read_array
 from fedhist.strategies.screening import Rejected
 
 PACKED, LAYOUT = "packed", "fedhist-layout"
-"""The one array of a packed model, and the record that says what lies where in it."""
+"""The one array of a packed model, and the record that describes its layout."""
 STATISTICS = ("running_mean", "running_var")
-"""Floating-point entries that normalisation layers keep but nobody trains."""
+"""Floating-point entries of normalisation layers that are not trained."""
 LONGEST_NAME = 200
+"""Characters of a name sent by a client that are kept."""
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]
-"""Type and shape of each entry."""
+State = Mapping[str, NDArray[Any]]
+"""A model's entries by name."""
+Rest = dict[str, Tensor]
+"""The entries of a model that are not trained: counts as int64, all others as float64."""
+Trainable = Iterable[str] | Callable[[str], bool] | None
+"""Names of the trained entries, or a function of a name; None for all floating-point entries but running statistics."""
 
 
 def decode(array: Array) -> NDArray[Any]:
@@ -37,18 +42,24 @@ def decode(array: Array) -> NDArray[Any]:
         raise Rejected(str(error)) from None
 
 
-def pack(state: Mapping[str, NDArray[Any]]) -> tuple[ArrayRecord, ConfigRecord]:
-    """Return a model as a single array and a note of what lies where: Flower's cost goes by the array."""
+def as_record(state: State) -> ArrayRecord:
+    """Return a model as Flower has it: one array for each entry."""
+    return ArrayRecord({name: Array(values) for name, values in state.items()})
+
+
+def write_model(content: RecordDict, key: str, state: State, *, packed: bool) -> None:
+    """Put a model into a message; packed, it is a single array, since Flower's cost grows with their number."""
+    if not packed:
+        content[key] = as_record(state)
+        return
     layout = [[name, str(values.dtype), list(values.shape)] for name, values in state.items()]
     body = b"".join(np.ascontiguousarray(values).tobytes() for values in state.values())
-    return (
-        ArrayRecord({PACKED: Array(np.frombuffer(body, np.uint8))}),
-        ConfigRecord({"layout": json.dumps(layout)}),
-    )
+    content[key] = ArrayRecord({PACKED: Array(np.frombuffer(body, np.uint8))})
+    content[LAYOUT] = ConfigRecord({"layout": json.dumps(layout)})
 
 
-def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
-    """Return the entries of a model, packed or not."""
+def read_model(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
+    """Return the entries of a model in a message, packed or not."""
     record = content.array_records.get(key)
     if record is None:
         raise Rejected(f"there is no array record {key!r}")
@@ -61,61 +72,42 @@ def unpack(content: RecordDict, key: str) -> dict[str, NDArray[Any]]:
             dtype = np.dtype(kind)
             size = math.prod(shape) * dtype.itemsize
             if dtype.kind not in "fiub" or not 0 <= size <= len(body) - at:
-                raise Rejected(f"entry {name!r} of a packed model does not fit")
+                raise ValueError(f"entry {name!r} does not fit")
             state[str(name)] = np.frombuffer(body, dtype, math.prod(shape), at).reshape(shape)
             at += size
-    except Rejected:
-        raise
-    except Exception as error:  # it may say anything
-        raise Rejected(f"the layout of a packed model cannot be read: {type(error).__name__}") from None
+    except Exception as error:  # the layout may hold anything
+        raise Rejected(f"the layout of a packed model cannot be read: {type(error).__name__}: {error}") from None
     return state
 
 
 class Wire:
-    """How a model's state dict becomes the flat vector that strategies work on, and back.
+    """How a model's state dict becomes the flat vector that strategies work on, and back."""
 
-    Floating-point entries are trained, but for running statistics, unless `trainable` says otherwise.
-
-    Parameters
-    ----------
-    state
-        The first model's entries.
-    trainable
-        Names of the trained entries, or a function that tells whether a name is one.
-    """
-
-    def __init__(
-        self, state: Mapping[str, NDArray[Any]], trainable: Iterable[str] | Callable[[str], bool] | None = None
-    ) -> None:
-        self.shapes: Shapes = {name: (str(values.dtype), values.shape) for name, values in state.items()}
+    def __init__(self, state: State, trainable: Trainable = None) -> None:
+        self.shapes = {name: (str(values.dtype), values.shape) for name, values in state.items()}
         self.trained = self._chosen(trainable)
         self.counts = {name for name, (kind, _) in self.shapes.items() if np.dtype(kind).kind in "iu"}
-        floats = {np.dtype(self.shapes[name][0]) for name in self.trained}
-        wide = any(dtype.itemsize > 4 for dtype in floats)
-        self.dtype = torch.float64 if wide else torch.float32
-        self._exact = {str(dtype) for dtype in floats} == {"float64" if wide else "float32"} and not self._averaged()
+        wide = any(np.dtype(self.shapes[name][0]).itemsize > 4 for name in self.trained)
+        self.dtype = "float64" if wide else "float32"
         self._sizes = [math.prod(self.shapes[name][1]) for name in self.trained]
         self.num_params = sum(self._sizes)
         require(self.num_params > 0, "initial_arrays hold nothing that can be trained: no floating-point entries.")
 
-    def _averaged(self) -> bool:
-        """Return whether there are entries that are averaged, and so rounded when they travel."""
-        return any(name not in self.trained and name not in self.counts for name in self.shapes)
-
-    def _chosen(self, trainable: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
+    def _chosen(self, trainable: Trainable) -> list[str]:
         floating = [name for name, (kind, _) in self.shapes.items() if np.dtype(kind).kind == "f"]
         if trainable is None:
             return [name for name in floating if not name.endswith(STATISTICS)]
         if callable(trainable):
             return [name for name in floating if trainable(name)]
         wanted = set(trainable)
-        unknown = sorted(wanted - set(floating))
-        if unknown:
-            raise InvalidInput(f"trainable names {unknown[0]!r}, which is no floating-point entry of initial_arrays.")
+        if unknown := sorted(wanted - set(floating)):
+            raise InvalidInput(
+                f"trainable names {unknown[0]!r}, which is not a floating-point entry of initial_arrays."
+            )
         return [name for name in floating if name in wanted]
 
-    def split(self, state: Mapping[str, NDArray[Any]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the trained entries as one vector, and the others; refuse what is not of this model's form."""
+    def split(self, state: State) -> tuple[Tensor, Rest]:
+        """Return the trained entries as one vector, and the others; reject a model of another form."""
         missing, extra = self.shapes.keys() - state.keys(), state.keys() - self.shapes.keys()
         if missing:
             raise Rejected(f"the model lacks {min(missing)!r}")
@@ -127,10 +119,9 @@ class Wire:
                 raise Rejected(f"entry {name!r} must have shape {shape}, got {values.shape}")
             if (values.dtype.kind == "f") != (np.dtype(kind).kind == "f"):
                 raise Rejected(f"entry {name!r} must be {kind}, got {values.dtype}")
-        target = np.float64 if self.dtype == torch.float64 else np.float32
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # infinity is rejected below
             own = {name: state[name].astype(kind, copy=False) for name, (kind, _) in self.shapes.items()}
-        flat = torch.from_numpy(np.concatenate([own[name].reshape(-1) for name in self.trained], dtype=target))
+        flat = torch.from_numpy(np.concatenate([own[name].ravel() for name in self.trained], dtype=self.dtype))
         rest = {
             name: torch.from_numpy(own[name].astype(np.int64 if name in self.counts else np.float64))
             for name in self.shapes.keys() - set(self.trained)
@@ -142,23 +133,12 @@ class Wire:
                 raise Rejected(f"entry {name!r} is a variance and must not be negative")
         return flat, rest
 
-    def as_sent(self, flat: Tensor, rest: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a model as clients see it, rounded to the types in which it travels."""
-        if self._exact and bool(torch.isfinite(flat).all()):
-            return flat, dict(rest)
-        return self.split(self.join(flat, rest))
-
-    def join(self, flat: Tensor, rest: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-        """Return a state dict of this model's form."""
-        parts = dict(zip(self.trained, torch.split(flat, self._sizes), strict=True))
+    def join(self, flat: Tensor, rest: Rest) -> dict[str, NDArray[Any]]:
+        """Return a state dict of this model's form, in memory of its own."""
+        parts = rest | dict(zip(self.trained, torch.split(flat, self._sizes), strict=True))
         state = {}
         for name, (kind, shape) in self.shapes.items():
-            values = (parts[name] if name in parts else rest[name]).numpy()
-            flag = np.dtype(kind).kind == "b"
-            with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is found
-                state[name] = np.asarray(np.rint(values) if flag else values).astype(kind).reshape(shape)
+            values = parts[name].numpy()
+            with np.errstate(over="ignore"):  # what does not fit becomes infinite, and `split` rejects that
+                state[name] = np.asarray(np.rint(values) if kind == "bool" else values).astype(kind).reshape(shape)
         return state
-
-    def record(self, flat: Tensor, rest: Mapping[str, Tensor]) -> ArrayRecord:
-        """Return a model as Flower has it: one array an entry."""
-        return ArrayRecord({name: Array(values) for name, values in self.join(flat, rest).items()})

@@ -1,6 +1,6 @@
 """The compiled kernel: built on first use by the machine's own compiler, for the machine's own processor.
 
-A wheel would have to fit the oldest processor it may meet; the compiler that is here knows this one.
+A kernel in a wheel could use only the instructions that all processors have.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("train.c")
-# Sums keep the order in which they are written, and NaN and infinity are numbers like others, so that -ffast-math
-# with its many liberties is out. Without errno and traps, comparisons and roots become vector instructions.
+# Not -ffast-math, which reorders sums and assumes that there is no NaN or infinity. Without errno and traps,
+# comparisons and roots become vector instructions.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine().lower() in ("x86_64", "amd64"):
-    FLAGS.append("-mprefer-vector-width=512")  # else clang halves them where they once slowed the clock
+    FLAGS.append("-mprefer-vector-width=512")  # clang's default is 256 even where 512 is faster
 _building = threading.Lock()
 
 
 class Unavailable(Exception):
-    """There is no kernel on this machine; the message says why, as part of a sentence."""
+    """The kernel cannot be used; the message says why, as part of a sentence."""
 
 
 class Layer(ctypes.Structure):
@@ -56,7 +56,7 @@ class Net(ctypes.Structure):
 
 
 class Descent(ctypes.Structure):
-    """What local SGD does with a gradient."""
+    """The parameters of local SGD, and `μ` of FedProx."""
 
     _fields_ = [(name, ctypes.c_float) for name in ("lr", "momentum", "weight_decay", "mu")]
 
@@ -65,7 +65,7 @@ CONVOLUTION, MAX_POOL, AVERAGE_POOL = range(3)
 IDENTITY, RELU, TANH = range(3)
 
 _ARGUMENTS = {
-    # An address is passed as a number: tensors and arrays check their own shapes and types.
+    # The type of the result, and the arguments; a star marks an address.
     "fedhist_scratch": (ctypes.c_size_t, "net batch"),
     "fedhist_train": (None, "net descent *x *y *index *sizes steps *received *upload *scratch"),
     "fedhist_evaluate": (ctypes.c_double, "net *parameters *x *y *index count batch *correct *scratch"),
@@ -74,7 +74,7 @@ _TYPES = {"net": ctypes.POINTER(Net), "descent": ctypes.POINTER(Descent)}
 
 
 def kernel() -> ctypes.CDLL:
-    """Return the kernel, built if need be; raise :class:`Unavailable` where it cannot be."""
+    """Return the kernel, built if necessary; raise :class:`Unavailable` if it cannot be built."""
     with _building:
         result = _kernel()
     if isinstance(result, Unavailable):
@@ -111,8 +111,8 @@ def _compiler() -> list[str]:
 
 
 def _built(compiler: list[str]) -> ctypes.CDLL:
-    """Return the kernel as an earlier process built it, or build it."""
-    # All that a compiler predefines: its version, and what it takes the processor to be capable of.
+    """Return the kernel from the cache, or build it."""
+    # The compiler's predefined macros: its version, and the instructions that it assumes the processor to have.
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, FLAGS), about])).hexdigest()
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist" / f"kernel-{digest[:20]}.so"
@@ -122,12 +122,12 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
         cached.parent.mkdir(parents=True, exist_ok=True)
         place = tempfile.TemporaryDirectory(dir=cached.parent)
     except OSError:
-        place = tempfile.TemporaryDirectory()  # nowhere to keep it; what is loaded outlives its file
+        place = tempfile.TemporaryDirectory()  # it cannot be cached; a loaded library needs its file no more
     with place as folder:
         built = Path(folder) / cached.name
         _run([*compiler, *FLAGS, "-shared", "-fPIC", "-o", str(built), str(SOURCE), "-lm"])
         library = ctypes.CDLL(str(built))
-        # Processes that build at the same time each move a whole file to where others look.
+        # The file is moved as a whole, so that processes may build at the same time.
         with contextlib.suppress(OSError):
             built.replace(cached)
     return library
@@ -137,8 +137,8 @@ def _run(command: list[str]) -> bytes:
     try:
         return subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        what = next((line for line in said if "error: " in line), said[-1] if said else f"exit code {error.returncode}")
+        lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
+        what = next((line for line in lines if "error: " in line), lines[-1])
         raise Unavailable(f"{shlex.join(command[:1])} failed to compile the kernel ({what})") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{shlex.join(command[:1])} could not compile the kernel ({error})") from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fedhist.clients.local import LocalSGD
 from fedhist.data import Task, load_task
@@ -24,23 +26,23 @@ COMPARED = {
     "REFL": "refl",
     "FedHist": "fedhist",
 }
-"""The paper's eight methods. MOON has the smallest of the factors its authors tried: with the default of 1 and a
-single local step its contrast, which then only pushes features away from an old model's, kills them."""
+"""The paper's eight methods. MOON has the smallest of the factors its authors tried: with a single local step its
+contrast only pushes features away from an old model's, which at the default factor of 1 destroys them."""
 TUNED = {**COMPARED, "mean + INA": "fedavg:ina=true"}
-"""Those, and FedAvg with nothing of FedHist but its longer steps."""
+"""These, and FedAvg with FedHist's intelligent norm amplification (INA) alone."""
 BETAS = (0.3, 1.0, None)
 """Dirichlet parameters of the splits; None is IID."""
 RATIOS = (10, 100)
 """N/K: how many rounds pass, on average, between two uploads of a client."""
 LAST = 5
-"""Evaluations whose mean is called final: one alone is noisy."""
+"""Number of evaluations whose mean is the final accuracy: a single one is noisy."""
 RARE_CLASS, SLOW_SHARE, SLOW_SPEED = 9, 0.1, 0.5
 """Figure 5: the tenth class lies with a tenth of the clients, which update half as often as the others."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment: all that its result depends on, besides the version and the device."""
+    """One run of an experiment: everything its result depends on, except the versions and the device."""
 
     dataset: str
     method: str
@@ -56,16 +58,16 @@ class Cell:
     rare: bool = False
     """Whether the tenth class is rare and its clients slow."""
     validation: bool = False
-    """Whether a tenth of the training data stands for the test set."""
+    """Whether a tenth of the training data is held back and used as the test set."""
     attack: str | None = None
     """What some of the clients do, such as ``sign-flip:share=0.2``."""
 
     @property
     def key(self) -> str:
-        """A name for this run and no other, which new fields with old defaults leave as it is."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        said = {field.name: said[field.name] for field in fields(self) if said[field.name] != field.default}
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        """A name for this run and no other; it does not change when a field with a default is added."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {field.name: given[field.name] for field in fields(self) if given[field.name] != field.default}
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def clients(self) -> int:
@@ -79,7 +81,7 @@ class Cell:
 
     @property
     def split(self) -> tuple[object, ...]:
-        """What tells the task of this run from others."""
+        """What the task of this run depends on."""
         return self.dataset, self.clients, self.beta, self.seed, self.rare, self.validation
 
     def task(self, data_dir: str | Path | None = None) -> Task:
@@ -116,33 +118,31 @@ class Scale:
 
     rounds: Mapping[str, int]
     """By data set."""
+    longest: Mapping[str, int]
+    """Rounds of FedAvg in the calibration, by which `rounds` was chosen."""
     one: str
     """The data set of experiments that have only one, CIFAR-10 in the paper."""
+    short: int
+    """Rounds of experiments that need many runs."""
     k: int
     eval_every: int
     lr: float
     rates: tuple[float, ...]
     """Learning rates to choose from in the tuned comparison."""
-    longest: Mapping[str, int]
-    """Rounds up to which FedAvg is looked at, to settle `rounds`."""
-    short: int
-    """Rounds of experiments that need many runs."""
 
 
 SCALES = {
     "full": Scale(
-        {"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 15_000},
+        rounds={"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 15_000},
+        longest={"fashion-mnist": 4000, "cifar10": 20_000, "cifar100": 30_000},
         one="cifar10",
+        short=5000,
         k=10,
         eval_every=100,
         lr=0.01,
         rates=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
-        longest={"fashion-mnist": 4000, "cifar10": 20_000, "cifar100": 30_000},
-        short=5000,
     ),
-    "smoke": Scale(
-        {"digits": 40}, one="digits", k=2, eval_every=10, lr=0.1, rates=(0.05, 0.1), longest={"digits": 100}, short=30
-    ),
+    "smoke": Scale({"digits": 40}, {"digits": 100}, "digits", short=30, k=2, eval_every=10, lr=0.1, rates=(0.05, 0.1)),
 }
 
 ABLATION = {
@@ -170,85 +170,41 @@ def _grid(
     datasets: Iterable[str] | None = None,
     ratios: Iterable[int] = RATIOS,
     betas: Iterable[float | None] = BETAS,
-    lr: float | None = None,
-    rare: bool = False,
-    validation: bool = False,
+    **options: Any,
 ) -> list[Cell]:
+    """Return all combinations, with the scale's options and others for every cell."""
+    options = {"k": scale.k, "lr": scale.lr, "eval_every": scale.eval_every} | options
     return [
-        Cell(
-            dataset,
-            method,
-            beta,
-            ratio,
-            scale.rounds[dataset],
-            seed,
-            k=scale.k,
-            lr=scale.lr if lr is None else lr,
-            eval_every=scale.eval_every,
-            rare=rare,
-            validation=validation,
-        )
-        for seed in seeds
-        for dataset in (scale.rounds if datasets is None else datasets)
-        for ratio in ratios
-        for beta in betas
-        for method in methods
+        Cell(dataset, method, beta, ratio, scale.rounds[dataset], seed, **options)
+        for seed, dataset, ratio, beta, method in product(seeds, datasets or scale.rounds, ratios, betas, methods)
     ]
 
 
-def _short(scale: Scale) -> Scale:
-    return replace(scale, rounds={scale.one: scale.short})
-
-
-def calibration(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return FedAvg alone, for longer: by it the number of rounds is settled before any other method is looked at."""
-    return _grid(replace(scale, rounds=scale.longest), [next(iter(seeds))], ["fedavg"])
-
-
-def table1(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return Table 1: eight methods on three data sets, three splits and two degrees of staleness."""
-    return _grid(scale, seeds, COMPARED.values())
-
-
-def table2(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return Table 2 and Figure 3: part of Table 1, of which the curves are looked at."""
-    return _grid(scale, seeds, COMPARED.values(), [scale.one], ratios=[10])
-
-
-def figure4(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return Figure 4: FedHist without each of its parts, and the mean with INA."""
-    return _grid(scale, seeds, ABLATION.values(), [scale.one])
-
-
-def figure5(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
-    """Return Figure 5: a class that only slow clients hold."""
-    return _grid(scale, seeds, FAIRNESS.values(), [scale.one], rare=True)
-
-
-def tuning(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+def _tuning(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Return the runs that choose each method's learning rate, on held-back training data and the first seed."""
-    first, scale = [next(iter(seeds))], _short(scale)
-    return [
-        cell
-        for lr in scale.rates
-        for cell in _grid(scale, first, TUNED.values(), [scale.one], betas=[0.3], lr=lr, validation=True)
-    ]
+    scales = (replace(scale, rounds={scale.one: scale.short}, lr=lr) for lr in scale.rates)
+    return [cell for each in scales for cell in _grid(each, seeds[:1], TUNED.values(), betas=[0.3], validation=True)]
 
 
-def sensitivity(scale: Scale, seeds: Iterable[int]) -> list[Cell]:
+def _sensitivity(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Return FedHist with one option changed at a time, tested on held-back training data."""
     methods = ["fedhist", *(spec for specs in SENSITIVITY.values() for spec in specs)]
-    return _grid(_short(scale), seeds, methods, [scale.one], betas=[0.3], validation=True)
+    short = replace(scale, rounds={scale.one: scale.short})
+    return _grid(short, seeds, methods, betas=[0.3], validation=True)
 
 
-Experiment = Callable[[Scale, Iterable[int]], list[Cell]]
+Experiment = Callable[[Scale, Sequence[int]], list[Cell]]
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "calibration": calibration,
-    "table1": table1,
-    "table2": table2,
-    "fig3": table2,
-    "fig4": figure4,
-    "fig5": figure5,
-    "tuned": tuning,
-    "sensitivity": sensitivity,
+    # Longer runs of FedAvg alone, by which the number of rounds is chosen before other methods are run.
+    "calibration": lambda scale, seeds: _grid(replace(scale, rounds=scale.longest), seeds[:1], ["fedavg"]),
+    # Eight methods on three data sets, three splits and two degrees of staleness; then the part whose curves are drawn.
+    "table1": lambda scale, seeds: _grid(scale, seeds, COMPARED.values()),
+    "table2": lambda scale, seeds: _grid(scale, seeds, COMPARED.values(), [scale.one], ratios=[10]),
+    "fig3": lambda scale, seeds: _grid(scale, seeds, COMPARED.values(), [scale.one], ratios=[10]),
+    # FedHist without each of its parts, and the mean with INA.
+    "fig4": lambda scale, seeds: _grid(scale, seeds, ABLATION.values(), [scale.one]),
+    # A class that only slow clients hold.
+    "fig5": lambda scale, seeds: _grid(scale, seeds, FAIRNESS.values(), [scale.one], rare=True),
+    "tuned": _tuning,
+    "sensitivity": _sensitivity,
 }

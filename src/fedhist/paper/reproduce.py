@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from fedhist.paper.tables import TABLES, Results, tuned_cells
 from fedhist.store.files import whole_file
 
 
-def _share(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+def _share(text: str) -> slice:
+    """Return which of some runs belong to a share such as 2/8."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
         raise InvalidInput(f"part must look like 2/8, the second of eight shares, got {text!r}.")
-    return int(part), int(parts)
+    return slice(part - 1, None, parts)
 
 
 def reproduce(
@@ -39,28 +42,27 @@ def reproduce(
 ) -> None:
     """Run what is missing of an experiment, then write and print its table and draw its figure.
 
-    The parameters are the options of ``fedhist paper``. What a stopped run has finished is kept in the folder and not
-    run again.
+    The parameters are the options of ``fedhist paper``. Runs that are finished are kept in the folder `out` and not run
+    again.
     """
     if experiment not in (*experiments, "all"):
         raise unknown("experiment", experiment, [*experiments, "all"])
     chosen, folder = SCALES[choice("scale", scale, tuple(SCALES))], Path(out)
-    which, (share, shares) = range(whole("seeds", seeds, 1)), _share(part)
+    which, share = range(whole("seeds", seeds, 1)), _share(part)
     for dataset in datasets or []:
         if dataset not in chosen.rounds:
             raise unknown("dataset", dataset, chosen.rounds)
     started = time.perf_counter()
 
-    def show_batch(batch: Sequence[Cell]) -> None:
-        at = time.perf_counter() - started
-        who = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
-        print(f"{at:7.1f} s: {who}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
+    def announce(batch: Sequence[Cell]) -> None:
+        what = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
+        seconds = time.perf_counter() - started
+        print(f"{seconds:7.1f} s: {what}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
 
     def finished(cells: list[Cell]) -> Results:
         if not redraw:
             try:
-                mine = cells[share - 1 :: shares]
-                run(mine, folder, on_batch=show_batch, device=device, engine=engine, data_dir=data_dir)
+                run(cells[share], folder, on_batch=announce, device=device, engine=engine, data_dir=data_dir)
             except KeyboardInterrupt:
                 done = len(results(cells, folder))
                 print(f"Interrupted; {done} of {len(cells)} runs are in {folder}, and the same command resumes.")
@@ -69,23 +71,21 @@ def reproduce(
 
     for name in experiments if experiment == "all" else [experiment]:
         cells = [c for c in experiments[name](chosen, which) if not datasets or c.dataset in datasets]
-        there = finished(cells)
+        runs = finished(cells)
         if name == "tuned":
-            tested = tuned_cells(there, chosen.rates, which)
-            cells, there = [*cells, *tested], {**there, **finished(tested)}
-        missing = f" ({len(cells) - len(there)} of {len(cells)} runs are missing)" if len(there) < len(cells) else ""
-        if there:
-            _show(name, tables[name](there), there, folder, missing)
-        else:
-            print(f"{name}: nothing there yet{missing}.")
+            tested = tuned_cells(runs, chosen.rates, which)
+            cells, runs = [*cells, *tested], {**runs, **finished(tested)}
+        missing = f" ({len(cells) - len(runs)} of {len(cells)} runs are missing)" if len(runs) < len(cells) else ""
+        if not runs:
+            print(f"{name}: no runs yet{missing}.")
+            continue
+        table = tables[name](runs)
+        print(f"\n{name}{missing}\n\n{table}\n")
+        with whole_file(folder / f"{name}.md") as part_file:
+            part_file.write_text(table + "\n", encoding="utf-8")
+        if name in FIGURES:
+            FIGURES[name](runs, folder / f"{name}.png")
+            print(f"Figure: {folder / f'{name}.png'}")
     if packed:
         print(f"Runs: {pack(folder)}")
     print(f"{time.perf_counter() - started:7.1f} s in all")
-
-
-def _show(name: str, table: str, there: Results, folder: Path, missing: str) -> None:
-    print(f"\n{name}{missing}\n\n{table}\n")
-    with whole_file(folder / f"{name}.md") as part:
-        part.write_text(table + "\n", encoding="utf-8")
-    if name in FIGURES:
-        print(f"Figure: {FIGURES[name](there, folder / f'{name}.png')}")

@@ -24,7 +24,7 @@ def published() -> dict[str, Any]:
 
 
 def changed(method: str) -> str:
-    """Return what a method has other than its default options."""
+    """Return the options of a method that differ from their defaults."""
     return method.partition(":")[2] or "defaults"
 
 
@@ -50,42 +50,33 @@ def rare_accuracy(result: Mapping[str, Any]) -> float:
     return 100 * float(result["per_class"][RARE_CLASS])
 
 
-def tier(place: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a measure: the accuracy on data like a third of the clients', 0 the fastest, 2 the slowest."""
-    return lambda result: 100 * float(result["per_tier"][place])
-
-
 def by_seed(results: Results, measure: Callable[[Mapping[str, Any]], float], **wanted: object) -> dict[int, float]:
     """Return a measure of all runs whose cells have the wanted values, by seed."""
     chosen = {c: r for c, r in results.items() if all(getattr(c, name) == value for name, value in wanted.items())}
     return {cell.seed: measure(result) for cell, result in sorted(chosen.items(), key=lambda item: item[0].seed)}
 
 
-def shown(values: Iterable[float], digits: int = 1) -> str:
-    """Return mean ± standard deviation over seeds; a dash where nothing was run."""
-    listed = list(values)
-    if not listed:
+def mean_and_spread(values: Iterable[float], digits: int = 1) -> str:
+    """Return mean ± standard deviation over seeds; a dash where there is no run."""
+    seeds = list(values)
+    if not seeds:
         return "–"
-    spread = f" ± {statistics.stdev(listed):.{digits}f}" if len(listed) > 1 else ""
-    return f"{statistics.fmean(listed):.{digits}f}{spread}"
+    spread = f" ± {statistics.stdev(seeds):.{digits}f}" if len(seeds) > 1 else ""
+    return f"{statistics.fmean(seeds):.{digits}f}{spread}"
 
 
 def _gap(a: Mapping[int, float], b: Mapping[int, float]) -> str:
-    gap = difference(a, b)
-    return "–" if gap is None else f"{gap[0]:+z.1f} ± {gap[1]:.1f}"
-
-
-def _several(results: Results) -> bool:
-    return len({cell.seed for cell in results}) > 1
+    """Return the mean of a - b with its 95 % interval; nothing for a method and itself, and for a single seed."""
+    gap = None if a is b else difference(a, b)
+    return "" if gap is None else f"{gap[0]:+z.1f} ± {gap[1]:.1f}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
-    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
-
-
-def _settings(results: Results) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((c.dataset, c.ratio) for c in results))
+    """Return the lines of a table, without columns in which nothing stands."""
+    listed = [[*row] for row in rows]
+    used = [i for i in range(len(header)) if any(row[i] for row in listed)]
+    lines = (header, ["---"] * len(header), *listed)
+    return [f"| {' | '.join(line[i] for i in used)} |" for line in lines]
 
 
 def _betas(results: Results) -> list[float | None]:
@@ -107,16 +98,24 @@ def calibration(results: Results) -> str:
         paper = [_paper_accuracy(dataset, c.ratio, c.beta, "FedAvg") for c in runs]
         known = [value for value in paper if value is not None]
         rows = [["paper", *(f"{value:.1f}" for value in known), ""]] if known else []
-        longest = next(iter(runs)).rounds
         for tenth in range(1, 11):
-            rounds = longest * tenth // 10
+            rounds = next(iter(runs)).rounds * tenth // 10
             ours = [final(result, rounds) for result in runs.values()]
-            off = [statistics.fmean(abs(own - value) for own, value in zip(ours, known, strict=True))] if known else []
-            rows.append([f"{rounds:,}", *(f"{value:.1f}" for value in (*ours, *off))])
-        header = ["rounds", *(f"N/K = {c.ratio}, {beta_name(c.beta)}" for c in runs)]
-        header += ["mean distance"] if known else []
+            gaps = [abs(own - value) for own, value in zip(ours, known, strict=True)] if known else []
+            distance = f"{statistics.fmean(gaps):.1f}" if gaps else ""
+            rows.append([f"{rounds:,}", *(f"{value:.1f}" for value in ours), distance])
+        header = ["rounds", *(f"N/K = {c.ratio}, {beta_name(c.beta)}" for c in runs), "mean distance"]
         lines += [f"**{dataset}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
+
+
+def _ranked(values: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
+    """Return each method's mean and spread over seeds; the best bold, the second best in italics."""
+    means = {method: statistics.fmean(seeds.values()) for method, seeds in values.items() if seeds}
+    best = sorted(means.values(), reverse=True)[:2]
+    marks = {method: "**" if mean == best[0] else "*" if mean == best[-1] else "" for method, mean in means.items()}
+    texts = {method: mean_and_spread(seeds.values()) for method, seeds in values.items()}
+    return {method: f"{marks.get(method, '')}{text}{marks.get(method, '')}" for method, text in texts.items()}
 
 
 def table1(results: Results) -> str:
@@ -125,35 +124,17 @@ def table1(results: Results) -> str:
     With two seeds and more a column follows: FedHist minus the method with a 95 % interval, split by split.
     """
     lines: list[str] = []
-    several = _several(results)
-    for dataset, ratio in _settings(results):
-        betas = _betas(results)
-        values = {
-            (method, beta): by_seed(results, final, dataset=dataset, ratio=ratio, method=method, beta=beta)
-            for method in COMPARED.values()
-            for beta in betas
-        }
-        ranks = {}
-        for beta in betas:
-            found = [values[method, beta].values() for method in COMPARED.values() if values[method, beta]]
-            ranks[beta] = sorted(map(statistics.fmean, found), reverse=True)[:2]
-        rows = []
+    betas = _betas(results)
+    for dataset, ratio in dict.fromkeys((cell.dataset, cell.ratio) for cell in results):
+        runs = {cell: result for cell, result in results.items() if (cell.dataset, cell.ratio) == (dataset, ratio)}
+        columns = {b: {m: by_seed(runs, final, method=m, beta=b) for m in COMPARED.values()} for b in betas}
+        texts, rows = {beta: _ranked(column) for beta, column in columns.items()}, []
         for name, method in COMPARED.items():
-            row = [name]
-            for beta in betas:
-                seeds = values[method, beta]
-                text = shown(seeds.values())
-                if seeds:
-                    mean = statistics.fmean(seeds.values())
-                    mark = "**" if mean == ranks[beta][0] else "*" if mean == ranks[beta][-1] else ""
-                    text = f"{mark}{text}{mark}"
-                paper = _paper_accuracy(dataset, ratio, beta, name)
-                row.append(text + (f" ({paper:.1f})" if paper is not None else ""))
-            if several:
-                gaps = ", ".join(_gap(values["fedhist", beta], values[method, beta]) for beta in betas)
-                row.append("" if method == "fedhist" else gaps)
-            rows.append(row)
-        header = ["method", *map(beta_name, betas), *(["FedHist minus it"] if several else [])]
+            paper = {beta: _paper_accuracy(dataset, ratio, beta, name) for beta in columns}
+            row = [texts[b][method] + ("" if paper[b] is None else f" ({paper[b]:.1f})") for b in columns]
+            gaps = [_gap(column["fedhist"], column[method]) for column in columns.values()]
+            rows.append([name, *row, ", ".join(gaps) if any(gaps) else ""])
+        header = ["method", *map(beta_name, columns), "FedHist minus it"]
         lines += [f"**{dataset}, N/K = {ratio}**", "", *markdown(header, rows), ""]
     return "\n".join(lines)
 
@@ -174,83 +155,73 @@ def table2(results: Results, target: float = 0.4) -> str:
             ratios = [base[seed] / own[seed] for seed in own if seed in base and own[seed] < float("inf")]
             reached = [value for value in own.values() if value < float("inf")]
             missed = f", {len(own) - len(reached)} never" if len(reached) < len(own) else ""
-            row.append(f"{shown(reached, 0)}{missed}, {shown(ratios, 2)}×{paper}")
+            row.append(f"{mean_and_spread(reached, 0)}{missed}, {mean_and_spread(ratios, 2)}×{paper}")
         rows.append(row)
     return "\n".join(markdown(["method", *map(beta_name, betas)], rows))
 
 
 def _by_setting(results: Results, methods: Mapping[str, str], measure: Callable[[Mapping[str, Any]], float]) -> str:
-    columns = [(ratio, beta) for _, ratio in _settings(results) for beta in _betas(results)]
+    columns = [(ratio, beta) for ratio in dict.fromkeys(c.ratio for c in results) for beta in _betas(results)]
     rows = [
-        [name, *(shown(by_seed(results, measure, method=m, ratio=r, beta=b).values()) for r, b in columns)]
+        [name, *(mean_and_spread(by_seed(results, measure, method=m, ratio=r, beta=b).values()) for r, b in columns)]
         for name, m in methods.items()
     ]
     return "\n".join(markdown(["method", *(f"N/K = {r}, {beta_name(b)}" for r, b in columns)], rows))
 
 
-def figure4(results: Results) -> str:
-    """Return the ablation of Figure 4."""
-    return _by_setting(results, ABLATION, final)
-
-
 def figure5(results: Results) -> str:
-    """Return Figure 5: accuracy on the rare class, then on the worst class, on all, and for the slowest clients."""
-    worst = _by_setting(results, FAIRNESS, lambda r: 100 * min(a for a in r["per_class"] if a is not None))
-    return "\n\n".join(
-        [
-            f"Class {RARE_CLASS + 1}:\n\n{_by_setting(results, FAIRNESS, rare_accuracy)}",
-            f"The worst class:\n\n{worst}",
-            f"All classes:\n\n{_by_setting(results, FAIRNESS, final)}",
-            *(
-                f"What the {name} third of the clients see:\n\n{_by_setting(results, FAIRNESS, tier(place))}"
-                for place, name in enumerate(("fastest", "middle", "slowest"))
-            ),
-        ]
-    )
-
-
-def best_rates(results: Results, rates: Iterable[float]) -> dict[tuple[str, int], float]:
-    """Return the learning rate with the best mean validation accuracy, by method and N/K, where all were tried."""
-    best = {}
-    for method, ratio in dict.fromkeys((cell.method, cell.ratio) for cell in results):
-        tried = {lr: list(by_seed(results, final, method=method, ratio=ratio, lr=lr).values()) for lr in rates}
-        if all(tried.values()):
-            best[method, ratio] = max(tried, key=lambda lr: statistics.fmean(tried[lr]))
-    return best
+    """Return Figure 5: accuracy on the rare class, on the worst class, on all, and for each third of the clients."""
+    measures: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        f"Class {RARE_CLASS + 1}": rare_accuracy,
+        "The worst class": lambda result: 100 * float(min(result["per_class"])),
+        "All classes": final,
+        "What the fastest third of the clients see": lambda result: 100 * float(result["per_tier"][0]),
+        "What the middle third of the clients see": lambda result: 100 * float(result["per_tier"][1]),
+        "What the slowest third of the clients see": lambda result: 100 * float(result["per_tier"][2]),
+    }
+    return "\n\n".join(f"{title}:\n\n{_by_setting(results, FAIRNESS, each)}" for title, each in measures.items())
 
 
 def tuned_cells(results: Results, rates: Iterable[float], seeds: Iterable[int]) -> list[Cell]:
-    """Return the runs on the test set that tuning asks for: each method with its best learning rate."""
-    best = best_rates(results, rates)
-    first = min((cell.seed for cell in results), default=0)
-    chosen = [cell for cell in results if cell.seed == first and cell.lr == best.get((cell.method, cell.ratio))]
-    return [replace(cell, validation=False, seed=seed) for seed in seeds for cell in chosen]
+    """Return the runs on the test set with each method's best learning rate, where all rates were tried."""
+    tested: list[Cell] = []
+    for method, ratio in dict.fromkeys((cell.method, cell.ratio) for cell in results):
+        tried = {lr: by_seed(results, final, method=method, ratio=ratio, lr=lr) for lr in rates}
+        if all(tried.values()):
+            best = max(tried, key=lambda lr: statistics.fmean(tried[lr].values()))
+            cell = next(cell for cell in results if (cell.method, cell.ratio, cell.lr) == (method, ratio, best))
+            tested += [replace(cell, validation=False, seed=seed) for seed in seeds]
+    return tested
 
 
 def tuned(results: Results) -> str:
     """Return the comparison with each method's own learning rate, then the accuracies these were chosen by, in bold."""
     ratios, rates = (sorted({getattr(cell, name) for cell in results}) for name in ("ratio", "lr"))
     chosen = {(cell.method, cell.ratio): cell.lr for cell in results if not cell.validation}
-    several, rows = _several(results), []
+    tested = {
+        (method, ratio): by_seed(results, final, method=method, ratio=ratio, validation=False)
+        for method in TUNED.values()
+        for ratio in ratios
+    }
+    rows = []
     for name, method in TUNED.items():
         row = [name]
         for ratio in ratios:
-            own, hist = (by_seed(results, final, method=m, ratio=ratio, validation=False) for m in (method, "fedhist"))
-            row.append(f"{shown(own.values())} (lr {chosen[method, ratio]:g})" if own else "–")
-            if several:
-                row.append("" if method == "fedhist" else _gap(hist, own))
+            own = tested[method, ratio]
+            row.append(f"{mean_and_spread(own.values())} (lr {chosen[method, ratio]:g})" if own else "–")
+            row.append(_gap(tested["fedhist", ratio], own))
         rows.append(row)
-    header = [text for r in ratios for text in (f"N/K = {r}", *(["FedHist minus it"] if several else []))]
+    header = [text for ratio in ratios for text in (f"N/K = {ratio}", "FedHist minus it")]
     lines = ["Test accuracy:", "", *markdown(["method", *header], rows)]
     for ratio in ratios:
         rows = []
         for name, method in TUNED.items():
-            tried = {
-                lr: shown(by_seed(results, final, method=method, ratio=ratio, lr=lr, validation=True).values())
-                for lr in rates
-            }
-            best = chosen.get((method, ratio))
-            rows.append([name, *(f"**{text}**" if lr == best else text for lr, text in tried.items())])
+            row = [name]
+            for lr in rates:
+                tried = by_seed(results, final, method=method, ratio=ratio, lr=lr, validation=True)
+                mark = "**" if lr == chosen.get((method, ratio)) else ""
+                row.append(f"{mark}{mean_and_spread(tried.values())}{mark}")
+            rows.append(row)
         header = ["method", *(f"lr {lr:g}" for lr in rates)]
         lines += ["", f"Accuracy on held-back training data, N/K = {ratio}:", "", *markdown(header, rows)]
     return "\n".join(lines)
@@ -258,18 +229,16 @@ def tuned(results: Results) -> str:
 
 def sensitivity(results: Results) -> str:
     """Return what one changed option does, on held-back data; with several seeds, the difference to the defaults."""
-    ratios = sorted({cell.ratio for cell in results})
-    several, rows = _several(results), []
+    ratios, rows = sorted({cell.ratio for cell in results}), []
+    defaults = {ratio: by_seed(results, final, method="fedhist", ratio=ratio) for ratio in ratios}
     for group, specs in {"": ("fedhist",), **SENSITIVITY}.items():
         for spec in specs:
             row = [group, changed(spec)]
-            for ratio in ratios:
-                own, default = (by_seed(results, final, method=m, ratio=ratio) for m in (spec, "fedhist"))
-                row.append(shown(own.values()))
-                if several:
-                    row.append("" if spec == "fedhist" else _gap(own, default))
+            for ratio, default in defaults.items():
+                own = default if spec == "fedhist" else by_seed(results, final, method=spec, ratio=ratio)
+                row += [mean_and_spread(own.values()), _gap(own, default)]
             rows.append(row)
-    header = [text for r in ratios for text in (f"N/K = {r}", *(["minus defaults"] if several else []))]
+    header = [text for ratio in ratios for text in (f"N/K = {ratio}", "minus defaults")]
     return "\n".join(markdown(["", "FedHist with", *header], rows))
 
 
@@ -278,7 +247,7 @@ TABLES: Mapping[str, Callable[[Results], str]] = {
     "table1": table1,
     "table2": table2,
     "fig3": table2,
-    "fig4": figure4,
+    "fig4": lambda results: _by_setting(results, ABLATION, final),
     "fig5": figure5,
     "tuned": tuned,
     "sensitivity": sensitivity,

@@ -1,220 +1,154 @@
-"""Figures of the uploads: how stale they are, who sends them when, what they count, and what went wrong."""
+"""Figures of the uploads: how stale they are, who sends them when, how much they count, and what went wrong."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.report import figure
-from fedhist.report.clients import clients_of, speed_order
-from fedhist.report.figure import (
-    FRESH_TO_STALE,
-    MUTED,
-    NAMED,
-    PRECISE,
-    STRONG,
-    Detail,
-    Figure,
-    Floats,
-    Looks,
-    Table,
-    axis,
-    by_method,
-    counted,
-    curve,
-    listed,
-    log_axis,
-    shown_methods,
-    thinned,
-    uploads,
-    values,
-)
-from fedhist.report.gather import Group
-from fedhist.store.history import Comparison, History
+from fedhist.report import figure as fig
+from fedhist.report.clients import clients_of, times_of
+from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
+from fedhist.store.history import History
 
-BINS = 60
-"""Bars of a histogram, at most."""
-LANES = 40
-"""Clients of the timeline, at most."""
-QUIET = frozenset(("attack", "joined", "returned", "enough nodes", "resumed"))
-"""Events that belong to a good day."""
+BINS = 60  # most bars of a histogram
+LANES = 40  # most clients of the timeline
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+EXPECTED = frozenset(("attack", "joined", "returned", "enough nodes", "resumed"))
+"""Events of a run in which nothing went wrong."""
 
 
-def staleness(group: Group, looks: Looks) -> Figure:
+def staleness(section: Section) -> Figure:
     """Draw how stale the uploads are."""
-    methods, _ = shown_methods(group)
-    runs = group.comparison
-    every = {m: np.concatenate([h.staleness[uploads(h)] for h in runs[m]]) for m in methods}
+    methods, first = section.methods, section.runs[0]
+    every = {m: np.concatenate([h.staleness[uploads(h)] for h in section.runs[m]]) for m in methods}
     most = int(max(np.quantile(each, 0.995) for each in every.values()))
     width = -(-most // BINS)
     edges = np.arange(0.5, most + width + 0.5, width)
-    alike = _same_arrivals(runs, methods)
-    shown = {"All methods" if len(methods) > 1 else methods[0]: every[methods[0]]} if alike else every
-    data = []
-    for method, each in shown.items():
-        share = 100 * np.histogram(each, edges)[0] / len(each)
-        x = (edges[:-1] + edges[1:]) / 2
-        hover = "%{y:.1f} % at %{x}<extra>" + method + "</extra>"
-        if alike:
-            bars = {"type": "bar", "x": values(x), "y": values(share, 3), "width": 0.9 * width, "showlegend": False}
-            data.append({**bars, "name": method, "marker": {"color": STRONG}, "hovertemplate": hover})
-        else:
-            data.append(
-                curve(looks, method, x, share, hovertemplate=hover) | {"line": {**looks.line(method), "shape": "hvh"}}
-            )
-    told = [
-        f"{m}: mean {each.mean():.1f} rounds, median {np.median(each):.0f}, nine in ten at most "
+    x = (edges[:-1] + edges[1:]) / 2
+    alike = _same_arrivals(section)
+    drawn = {"All methods" if len(methods) > 1 else methods[0]: every[methods[0]]} if alike else every
+    data: list[fig.Plot] = []
+    for method, each in drawn.items():
+        share, kind = 100 * np.histogram(each, edges)[0] / len(each), "bars" if alike else "steps"
+        data.append(fig.trace(kind, method, x, share, "%{y:.1f} % at %{x}"))
+    text = [
+        f"{method}: mean {each.mean():.1f} rounds, median {np.median(each):.0f}, nine in ten at most "
         f"{np.quantile(each, 0.9):.0f}, largest {each.max():,}"
-        for m, each in list(shown.items())[:NAMED]
+        for method, each in list(drawn.items())[: fig.NAMED]
     ]
-    history = group.runs[0].history
-    beyond = max(float((each > edges[-1]).mean()) for each in shown.values())
-    summary = f"From when a client was sent its model to when its upload counted. {'; '.join(told)}."
+    summary = f"Rounds from sending a client its model to counting its upload. {'; '.join(text)}."
+    beyond = max(float((each > edges[-1]).mean()) for each in drawn.values())
     if beyond > 0:
-        summary += f" {'' if len(shown) == 1 else 'Up to '}{100 * beyond:.1f} % lie beyond the right edge."
+        summary += f" {'' if len(drawn) == 1 else 'Up to '}{100 * beyond:.1f} % lie beyond the right edge."
     if alike and len(methods) > 1:
         summary += " The methods meet the same arrivals."
-    n, k = history.setting.get("clients"), history.clients.shape[1]
-    if n and not history.task.startswith("Flower") and "concurrency" not in group.settings:
+    n, k = first.setting.get("clients"), first.clients.shape[1]
+    if n and not section.deployed and "concurrency" not in first.setting:
         summary += f" With all {n:,} clients at work and K = {k} the mean tends to N/K = {n / k:.1f}."
-    return Figure(
-        "staleness", "Staleness of the uploads", summary, data,
-        {"xaxis": axis("staleness τ (rounds)"), "yaxis": axis("share of the uploads (%)"), "bargap": 0.08},
-        tables=[_quantiles(shown)],
-    )  # fmt: skip
+    rows = [
+        [method, f"{each.mean():.1f}", *(f"{np.quantile(each, q):.0f}" for q in QUANTILES)]
+        for method, each in drawn.items()
+    ]
+    table = Table(["method", "mean", *(f"{100 * q:.0f} % quantile" for q in QUANTILES)], rows)
+    return Figure(summary, data, tables=[table])
 
 
-def _same_arrivals(runs: Comparison, methods: Sequence[str]) -> bool:
-    """Whether all methods have met the same uploads: same seeds, and the same staleness in each."""
-    met = [{h.seed: h.staleness for h in runs[m]} for m in methods]
+def _same_arrivals(section: Section) -> bool:
+    """Whether all methods have the same seeds, and the same staleness in each."""
+    first, *others = ({h.seed: h.staleness for h in section.runs[m]} for m in section.methods)
     return all(
-        own.keys() == met[0].keys() and all(np.array_equal(own[seed], met[0][seed]) for seed in own) for own in met[1:]
+        own.keys() == first.keys() and all(np.array_equal(own[seed], first[seed]) for seed in own) for own in others
     )
 
 
-def _quantiles(shown: dict[str, NDArray[np.int64]]) -> Table:
-    marks = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-    header = ["method", "mean", *(f"{100 * q:.0f} % quantile" for q in marks)]
-    rows = [[m, f"{each.mean():.1f}", *(f"{np.quantile(each, q):.0f}" for q in marks)] for m, each in shown.items()]
-    return Table(header, rows)
-
-
-def timeline(group: Group, detail: Detail) -> Figure:
+def timeline(section: Section) -> Figure | str:
     """Draw who works when."""
-    history = group.runs[0].history
-    ids, order = clients_of(history), speed_order(history)
-    lanes = ids[order[thinned(len(order), LANES)]]
+    history = section.runs[0]
+    ids, order = clients_of(history), np.argsort(times_of(history), kind="stable")
+    lanes = ids[order[fig.thinned(len(order), LANES)]]
     there = uploads(history) & np.isin(history.clients, lanes)
-    last = int(np.searchsorted(there.sum(axis=1).cumsum(), detail.marks, side="right"))
+    last = int(np.searchsorted(there.sum(axis=1).cumsum(), section.detail.marks, side="right"))
     last = max(1, min(last, history.rounds))
     rounds, columns = np.nonzero(there[:last])
-    who, tau = history.clients[rounds, columns], history.staleness[rounds, columns]
-    end = history.arrived[rounds, columns]
+    if len(rounds) == 0:
+        return f"None of {len(lanes)} clients, at even distances from fast to slow, has uploaded."
+    who, tau, end, weight = (
+        table[rounds, columns] for table in (history.clients, history.staleness, history.arrived, history.weights)
+    )
     closed = np.concatenate([[0.0], history.arrived[:, -1]])
     start = closed[np.maximum(rounds + 1 - tau, 0)]  # version s is sent when round s - 1 closes
     lane = {client: place for place, client in enumerate(lanes.tolist())}
-    y = np.array([lane[c] for c in who.tolist()], float)
+    y = np.array([lane[client] for client in who.tolist()], float)
     gap = np.full(len(y), np.nan)
-    work = {
-        "type": "scatter", "mode": "lines", "x": values(np.stack([start, end, gap], axis=1).ravel(), PRECISE),
-        "y": values(np.stack([y, y, gap], axis=1).ravel()), "line": {"color": MUTED, "width": 3},
-        "hoverinfo": "skip", "showlegend": False, "opacity": 0.55,
-    }  # fmt: skip
-    weight = history.weights[rounds, columns]
-    facts = np.stack([who, rounds + 1, tau, weight], axis=1)
-    told = "client %{customdata[0]}, round %{customdata[1]}: staleness %{customdata[2]}"
-    told += ", weight %{customdata[3]:.3f}" if np.isfinite(weight).all() else ""
+    bars, heights = (np.stack(each, axis=1).ravel() for each in ((start, end, gap), (y, y, gap)))
+    work = {"kind": "work", "x": values(bars, fig.PRECISE), "y": values(heights)}
+    hover = "client %{customdata[0]}, round %{customdata[1]}: staleness %{customdata[2]}"
+    hover += ", weight %{customdata[3]:.3f}" if np.isfinite(weight).all() else ""
     marks = {
-        "type": "scatter", "mode": "markers", "x": values(end, PRECISE), "y": values(y),
-        "customdata": values(facts, PRECISE), "hovertemplate": told + "<extra></extra>", "showlegend": False,
-        "marker": {
-            "size": 6, "color": values(tau), "colorscale": FRESH_TO_STALE, "showscale": True,
-            "cmin": 1, "cmax": float(np.quantile(tau, 0.98)) + 1,
-            "colorbar": {"title": {"text": "staleness", "side": "top"}, "thickness": 12},
-        },
-    }  # fmt: skip
+        "kind": "arrivals",
+        "x": values(end, fig.PRECISE),
+        "y": values(y),
+        "customdata": values(np.stack([who, rounds + 1, tau, weight], axis=1), fig.PRECISE),
+        "hover": hover,
+        "marker": {"color": values(tau), "cmax": float(np.quantile(tau, 0.98)) + 1},
+    }
     counts = np.bincount(y.astype(int), minlength=len(lanes))
-    some = (
-        f"{len(lanes)} of {len(ids)} clients, at even distances" if len(lanes) < len(ids) else f"All {len(ids)} clients"
-    )
+    some = f"{len(lanes)} of {len(ids)} clients, at even distances"
     summary = (
-        f"{some}, fast ones on top, in rounds 1 to {last:,} of {history.method}, seed {history.seed}. A bar is a "
-        f"training, from the model's way down to the upload, a dot the upload. The fastest client shown uploads "
-        f"{counted(int(counts[0]), 'time')}, the slowest {counted(int(counts[-1]), 'time')}."
+        f"{some if len(lanes) < len(ids) else f'All {len(ids)} clients'}, fast ones on top, in rounds 1 to {last:,} of "
+        f"{history.method}, seed {history.seed}. A bar is a training, from sending the model to the upload, a dot the "
+        f"upload. The fastest client shown uploads {counted(int(counts[0]), 'time')}, the slowest "
+        f"{counted(int(counts[-1]), 'time')}."
     )
     step = max(1, len(lanes) // 20)
-    return Figure(
-        "timeline", "Who works when", summary, [work, marks],
-        {
-            "xaxis": axis("seconds" if history.task.startswith("Flower") else "virtual time"),
-            "yaxis": axis(
-                "client, from fast to slow", autorange="reversed", zeroline=False,
-                tickvals=list(range(0, len(lanes), step)), ticktext=[str(c) for c in lanes[::step].tolist()],
-            ),
-            "height": 240 + 9 * len(lanes),
-        },
-        wide=True,
-    )  # fmt: skip
+    ticks = {"tickvals": list(range(0, len(lanes), step)), "ticktext": [str(c) for c in lanes[::step].tolist()]}
+    time = axis("seconds" if section.deployed else "virtual time")
+    return Figure(summary, [work, marks], {"xaxis": time, "yaxis": ticks, "height": 240 + 9 * len(lanes)})
 
 
-def weights(group: Group, looks: Looks) -> Figure:
-    """Draw what an upload counts by its staleness."""
-    title = "Weight of an upload by its staleness"
+def _weights_of(history: History) -> Floats | None:
+    """Return the weights, ``(rounds, K)``, 0 where there is no upload; None if the method does not report them."""
+    there = uploads(history)
+    return np.where(there, history.weights, 0.0) if np.isfinite(history.weights[there]).all() else None
+
+
+def weights(section: Section) -> Figure | str:
+    """Draw how much an upload counts by its staleness."""
 
     def of(history: History) -> Floats | None:
-        there = uploads(history)
-        relative = history.weights * there.sum(axis=1, keepdims=True)
-        if not np.isfinite(relative[there]).all():
+        there, each = uploads(history), _weights_of(history)
+        if each is None:
             return None
-        return np.stack([history.staleness[there].astype(float), relative[there]])
+        return np.stack([history.staleness[there], (each * there.sum(axis=1, keepdims=True))[there]])
 
-    found = {m: np.concatenate(each, axis=1) for m, each in by_method(group, of).items()}
+    found = {method: np.concatenate(each, axis=1) for method, each in section.by_method(of).items()}
     if not found:
-        return Figure("weights", title, "The methods of these runs do not tell the weights they give.")
-    data, told, rows = [], [], []
-    few = len(found) <= NAMED  # more bands would hide each other
+        return "None of these methods reports its weights."
+    data, text, rows = [], [], []
+    few = len(found) <= fig.NAMED  # more bands would hide each other
     for method, (tau, relative) in found.items():
         x, y, low, high = _by_staleness(tau, relative)
         if few:
-            data.append(figure.band(looks, method, x, low, high))
-        data.append(
-            curve(
-                looks,
-                method,
-                x,
-                y,
-                mode="lines+markers",
-                hovertemplate="%{y:.2f} at τ %{x:.0f}<extra>" + method + "</extra>",
-            )
-            | {"marker": {"symbol": looks.symbol(method), "size": 6, "color": looks.colour(method)}}
-        )
+            data.append(fig.band(method, x, low, high))
+        data.append(fig.trace("marked", method, x, y, "%{y:.2f} at τ %{x:.0f}"))
         fresh, stale = relative[tau <= np.quantile(tau, 0.1)].mean(), relative[tau >= np.quantile(tau, 0.9)].mean()
-        told.append(f"{method} gives the freshest tenth {fresh:.2f} and the stalest {stale:.2f}")
-        rows += [(method, x[i], y[i], low[i], high[i]) for i in thinned(len(x), 5)]
-    missing = [m for m in shown_methods(group)[0] if m not in found]
-    without = f" {listed(missing)} {'does' if len(missing) == 1 else 'do'} not tell." if missing else ""
-    return Figure(
-        "weights", title,
-        f"In shares of the round: 1 is what all would get if they were weighed alike. {'; '.join(told[:NAMED])}. "
-        f"Lines are means{', bands hold the middle 80 % of the uploads' if few else ''}.{without}",
-        data,
-        {
-            "xaxis": log_axis("staleness τ (rounds)", np.concatenate([tau for tau, _ in found.values()])),
-            "yaxis": axis("weight (1 = equal share)", rangemode="tozero"),
-        },
-        tables=[
-            Table(
-                ["method", "staleness", "mean weight", "10 %", "90 %"],
-                [[m, f"{x:.1f}", f"{y:.2f}", f"{a:.2f}", f"{b:.2f}"] for m, x, y, a, b in rows],
-            )
-        ],
-    )  # fmt: skip
+        text.append(f"{method} gives the freshest tenth {fresh:.2f} and the stalest {stale:.2f}")
+        for i in fig.thinned(len(x), 5):
+            rows.append([method, f"{x[i]:.1f}", *(f"{each[i]:.2f}" for each in (y, low, high))])
+    missing = [method for method in section.methods if method not in found]
+    does_not = f" {listed(missing)} {'does' if len(missing) == 1 else 'do'} not report weights."
+    summary = (
+        f"In shares of the round: 1 is the weight of every upload if all count alike. {'; '.join(text[: fig.NAMED])}. "
+        f"Lines are means{', bands hold the middle 80 % of the uploads' if few else ''}.{does_not if missing else ''}"
+    )
+    x_axis = fig.log_axis("staleness τ (rounds)", np.concatenate([tau for tau, _ in found.values()]))
+    table = Table(["method", "staleness", "mean weight", "10 %", "90 %"], rows)
+    return Figure(summary, data, {"xaxis": x_axis}, tables=[table])
 
 
 def _by_staleness(tau: Floats, relative: Floats) -> Floats:
@@ -222,7 +156,7 @@ def _by_staleness(tau: Floats, relative: Floats) -> Floats:
     small = tau.max() < 1 << 16  # numbers of 16 bits are sorted ten times as fast
     order = np.argsort(tau.astype(np.uint16) if small else tau, kind="stable")
     tau, relative = tau[order], relative[order]
-    cuts = tau[thinned(len(tau), 25)[1:-1]]
+    cuts = tau[fig.thinned(len(tau), 25)[1:-1]]
     starts = np.unique(np.searchsorted(tau, cuts))  # uploads that are equally stale stay together
     starts = starts[starts > 0]
     rows = []
@@ -232,62 +166,47 @@ def _by_staleness(tau: Floats, relative: Floats) -> Floats:
     return np.array(rows).T
 
 
-def _kind(reason: str) -> str:
-    """Return a reason without its numbers, so that those alike are counted together."""
-    return re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", reason)[:120]
-
-
-def rejected(group: Group, looks: Looks) -> Figure:
-    """Draw the uploads that did not count, and tell what else went wrong."""
-    title = "Uploads that did not count"
-    events = [(run.history, event) for run in group.runs for event in run.history.events]
-    trouble = [(h, e) for h, e in events if e.get("event") not in QUIET]
-    silent = {m: each for m, each in by_method(group, _dropped).items() if any(map(np.any, each))}
-    summary: list[str] = []
-    data: list[dict[str, Any]] = []
-    tables: list[Table] = []
-    layout: dict[str, Any] = {}
+def rejected(section: Section) -> Figure | str:
+    """Draw the uploads that did not count, and list what else went wrong."""
+    trouble = [event for history in section.runs for event in history.events if event["event"] not in EXPECTED]
+    ignored = {m: each for m, each in section.by_method(_ignored).items() if any(map(np.any, each))}
+    longest = max(history.rounds for history in section.runs)
+    summary, tables = "No upload was rejected, and nothing else went wrong.", []
     if trouble:
-        kinds = Counter((str(e.get("event")), _kind(str(e.get("reason", "")))) for _, e in trouble)
-        total = Counter(str(e.get("event")) for _, e in trouble)
-        summary.append("Events: " + listed(f"{count:,} × {kind}" for kind, count in total.most_common()) + ".")
-        tables.append(
-            Table(["event", "reason", "times"], [[kind, why, f"{n:,}"] for (kind, why), n in kinds.most_common(12)])
-        )
-    else:
-        summary.append("No upload was rejected, and nothing else went wrong.")
-    longest = max(run.history.rounds for run in group.runs)
-    if silent:
+        total = Counter(event["event"] for event in trouble)
+        # Reasons without their numbers, so that similar ones are counted together.
+        reasons = [re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", str(event.get("reason", "")))[:120] for event in trouble]
+        kinds = Counter(zip((event["event"] for event in trouble), reasons, strict=True))
+        summary = "Events: " + listed(f"{count:,} × {kind}" for kind, count in total.most_common()) + "."
+        rows = [[kind, reason, f"{count:,}"] for (kind, reason), count in kinds.most_common(12)]
+        tables = [Table(["event", "reason", "times"], rows)]
+    if not trouble and not ignored:
+        return f"{summary} No method gave an upload the weight 0."
+    data: list[fig.Plot] = []
+    if ignored:
+        y_axis = axis("uploads with weight 0 (%)", rangemode="tozero")
         edges = np.unique(np.linspace(0, longest, min(longest, 30) + 1).astype(int))
-        for method, each in silent.items():
+        for method, each in ignored.items():
             share = 100 * np.mean([_binned(shares, edges) for shares in each], axis=0)
-            x = np.repeat(edges, 2)[1:-1]
-            hover = "%{y:.1f} %<extra>" + method + "</extra>"
-            data.append(curve(looks, method, x, np.repeat(share, 2), hovertemplate=hover))
-        means = [f"{m} {100 * float(np.mean([s.mean() for s in each])):.1f} %" for m, each in silent.items()]
-        summary.append(f"Uploads that a method itself gave no weight at all: {listed(means[:NAMED])}.")
-        layout = {"xaxis": axis("round"), "yaxis": axis("uploads with weight 0 (%)", rangemode="tozero")}
-    elif trouble:
-        edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
-        for kind in dict.fromkeys(str(e.get("event")) for _, e in trouble):
-            at = [int(e.get("round", 0)) for _, e in trouble if str(e.get("event")) == kind]
-            data.append({"type": "bar", "name": kind, "x": values(edges[:-1]), "y": values(np.histogram(at, edges)[0])})
-        layout = {"xaxis": axis("round"), "yaxis": axis("events"), "barmode": "stack"}
+            data.append(fig.trace("curve", method, np.repeat(edges, 2)[1:-1], np.repeat(share, 2), "%{y:.1f} %"))
+        means = [f"{m} {100 * np.mean([shares.mean() for shares in each]):.1f} %" for m, each in ignored.items()]
+        summary += f" Uploads that a method itself gave no weight at all: {listed(means[: fig.NAMED])}."
     else:
-        summary.append("No method gave an upload the weight 0.")
-    return Figure("rejected", title, " ".join(summary), data, layout, tables=tables, open_tables=True)
+        y_axis = axis("events")
+        edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
+        for kind in total:
+            counts = np.histogram([event["round"] for event in trouble if event["event"] == kind], edges)[0]
+            data.append({"kind": "events", "name": kind, "x": values(edges[:-1]), "y": values(counts)})
+    return Figure(summary, data, {"yaxis": y_axis}, tables=tables, open_tables=True)
 
 
-def _dropped(history: History) -> Floats | None:
+def _ignored(history: History) -> Floats | None:
     """Return, for each round, the share of its uploads that were given no weight."""
-    there = uploads(history)
-    if not np.isfinite(history.weights[there]).all():
-        return None
-    shares: Floats = ((history.weights == 0) & there).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
-    return shares
+    there, each = uploads(history), _weights_of(history)
+    return None if each is None else ((each == 0) & there).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
 
 
 def _binned(shares: Floats, edges: NDArray[Any]) -> Floats:
-    """Return the means over pieces; of a shorter run the last pieces are no numbers."""
+    """Return the means over pieces of a run; NaN after its end."""
     pieces = [shares[a:b] for a, b in pairwise(edges)]
     return np.array([piece.mean() if len(piece) else np.nan for piece in pieces])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedhist.report.figure import counted
 from fedhist.store.files import whole_file
 from fedhist.store.history import Comparison
 
-# Okabe and Ito's palette, told apart by colour-blind readers; dashes help in print.
+# Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
 DASHES = ("-", "--", "-.", ":")
 
@@ -20,7 +21,10 @@ def look(place: int) -> tuple[str, str]:
 
 
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
-    """Draw each method's mean test accuracy with a band of one standard deviation over its seeds."""
+    """Draw each method's mean test accuracy with a band of one standard deviation over its seeds.
+
+    Runs that diverged count in no mean; the legend says how many they are.
+    """
     import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
 
     matplotlib.use("Agg")
@@ -30,34 +34,28 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     try:
         for i, method in enumerate(runs.methods):
-            histories = [history for history in runs[method] if not history.diverged] or runs[method]
-            count = min(len(history.evaluations) for history in histories)
-            if count == 0:
-                continue
-            rounds = histories[0].round[:count]
-            accuracy = 100 * np.array([history.accuracy[:count] for history in histories])
+            live = [history for history in runs[method] if not history.diverged]
+            diverged = len(runs[method]) - len(live)
+            label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
+            count = min((len(history.evaluations) for history in live), default=0)
+            rounds = live[0].round[:count] if live else []
+            accuracy = 100 * np.array([history.accuracy[:count] for history in live] or [[]])
             mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
-            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=method)
-            if len(histories) > 1:
+            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
+            if len(live) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
         if target is not None:
             axes.axhline(100 * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
-        first = runs[0]
-        seeds = len(runs[runs.methods[0]])
+        first, seeds = runs[0], counted(len(runs[runs.methods[0]]), "seed")
         stale = np.mean([history.staleness_between(0, history.rounds)[0] for history in runs])
-        axes.set_title(
-            f"{first.task}, K = {first.clients.shape[1]}, mean staleness {stale:.1f}, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}",
-            parse_math=False,
-        )
-        axes.set_xlabel("round")
-        axes.set_ylabel("test accuracy (%)")
+        title = f"{first.task}, K = {first.clients.shape[1]}, mean staleness {stale:.1f}, {seeds}"
+        axes.set_title(title, parse_math=False)
+        axes.set(xlabel="round", ylabel="test accuracy (%)")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        if axes.get_legend_handles_labels()[0]:
-            for text in axes.legend(frameon=False, loc="lower right").get_texts():
-                text.set_parse_math(False)  # names are whatever a file says
+        for text in axes.legend(frameon=False, loc="lower right").get_texts():
+            text.set_parse_math(False)  # names are whatever a file says
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.lstrip(".") or "png")

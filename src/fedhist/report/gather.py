@@ -1,123 +1,108 @@
-"""Finds runs in folders and puts together those that can be compared.
+"""Finds runs in folders and groups those that can be compared.
 
-A run says itself what it was told (`setting` in its summary), so nothing but the run is read.
+A run's own summary has all its settings, so no other file decides what it is compared with.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.simulation.trial import NOT_COMPARED
-from fedhist.store.history import DIVERGED, Comparison, History
+from fedhist.store.history import DIVERGED, ROWS, Comparison, History
 
+T = TypeVar("T")
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""
 SIZE = ("clients", "k", "rounds")
-"""Settings that say how large an experiment is."""
-DERIVED = ("task", "dataset", "parameters", "bytes_per_upload")
-"""What a group's title does not repeat: the task comes first, and the rest follows from it."""
+"""Settings in the title of a group that is the only one of its task."""
+DERIVED = frozenset(("task", "dataset", "model", "parameters", "bytes_per_upload"))
+"""Settings that a title repeats only if nothing else tells two groups apart."""
+WORDS = {"clients": "{} clients", "rounds": "{} rounds", "k": "K = {}", "beta": "β = {}", "folder": "in {}"}
+"""How a title writes settings, where it is not "name = value"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run and what it was told."""
+    """One run and the settings that it shares with all runs it can be compared with."""
 
     folder: Path
     history: History
-    settings: dict[str, Any]
+    setting: dict[str, Any]
+
+    @property
+    def data(self) -> object:
+        """The checksum of its data and of which client holds what."""
+        return self.history.setting.get("data")
 
     @property
     def diverged(self) -> str | None:
-        """What is told of a run that ended early; None for one that did not."""
-        event = next((event for event in self.history.events if event["event"] == DIVERGED), None)
-        if event is None:
-            return None
-        who = f"{self.history.method}, seed {self.history.seed}"
-        return f"{self.folder}: {who} diverged in round {event['round']} ({event.get('reason', 'no reason given')})."
+        """Why it diverged, as a sentence; None for a run that took all its rounds."""
+        why = [e.get("reason", "no reason is recorded") for e in self.history.events if e["event"] == DIVERGED]
+        return f"{self.folder}: {self} diverged: {why[0]}." if why else None
+
+    def __str__(self) -> str:
+        return f"{self.history.method}, seed {self.history.seed}"
 
 
-@dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of the same task under the same settings: methods and seeds."""
+    """Runs of the same task under the same settings, `named` of which are in its title: methods and seeds."""
 
-    title: str
-    settings: dict[str, Any]
-    """All of them, the ones that other groups share included."""
-    runs: Sequence[Run]
-    """Those that took all their rounds."""
-    diverged: Sequence[Run]
-
-    @cached_property
-    def comparison(self) -> Comparison:
-        """The histories, methods in order and seeds within each."""
-        return Comparison([run.history for run in self.runs])
-
-    @property
-    def target(self) -> float:
+    def __init__(self, runs: Sequence[Run], named: Sequence[str]) -> None:
+        self.runs, self.named, self.setting = runs, named, runs[0].setting
+        self.title = _title(self.setting, named)
+        self.comparison = Comparison([run.history for run in runs if not run.history.diverged])
+        """The runs that did not diverge, methods in order and seeds within each."""
+        target = runs[0].history.setting.get("target")
+        self.target = float(target) if isinstance(target, (int, float)) else 0.5
         """The accuracy that rounds are counted to."""
-        target = self.runs[0].history.setting.get("target", 0.5)
-        return float(target) if isinstance(target, (int, float)) else 0.5
 
 
-@dataclass
 class Gathered:
-    """All runs of some folders."""
+    """All runs of some folders, and the folders that could not be used, with the reasons."""
 
-    groups: list[Group] = field(default_factory=list)
-    common: dict[str, Any] = field(default_factory=dict)
-    """Settings that all groups share."""
-    left_out: list[tuple[Path, str]] = field(default_factory=list)
-    """Folders that could not be used, and why."""
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs of all groups."""
-        return [run for group in self.groups for run in group.runs]
-
-    @property
-    def methods(self) -> list[str]:
-        """The methods of all groups, in order."""
-        return sorted(dict.fromkeys(run.history.method for run in self.runs), key=_place)
+    def __init__(self, groups: Sequence[Group], left_out: Sequence[tuple[Path, str]]) -> None:
+        self.groups, self.left_out = groups, left_out
+        self.runs = [run for group in groups for run in group.runs]
+        self.methods = sorted({run.history.method for run in self.runs}, key=_place)
+        differing = _differing([group.setting for group in groups])
+        self.common = {name: value for name, value in groups[0].setting.items() if name not in differing}
+        """Settings that all groups share."""
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read all runs in some folders and below them."""
-    found, read = Gathered(), []
+    runs: list[Run] = []
+    left_out: list[tuple[Path, str]] = []
     for folder in _run_folders(folders):
         try:
-            read.append(_read(folder))
+            runs.append(_read(folder))
         except FedHistError as error:
-            found.left_out.append((folder, str(error)))
-    read.sort(key=lambda run: (_place(run.history.method), run.history.seed))
-    parts = [part for runs in _parted(read, _key).values() for part in _comparable(runs, found.left_out)]
-    found.left_out += [(run.folder, run.diverged) for part in parts for run in part if run.diverged]
-    parts = [part for part in parts if not all(run.diverged for run in part)]
-    if not parts:
-        given = ", ".join(map(str, folders))
-        reasons = " ".join(reason for _, reason in found.left_out[:3])
+            left_out.append((folder, str(error)))
+    if not runs:
+        require(not left_out, f"no run can be reported: {' '.join(reason for _, reason in left_out[:3])}")
+        places = ", ".join(map(str, folders))
         raise InvalidInput(
-            f"no run can be reported: {reasons}"
-            if reasons
-            else f"there is no run in {given}; give folders that fedhist run or fedhist compare have written."
+            f"there is no run in {places}; give folders that fedhist run or fedhist compare have written."
         )
-    settings = [part[0].settings for part in parts]
-    names = list(dict.fromkeys(name for each in settings for name in each))
-    same = [name for name in names if all(each.get(name) == settings[0].get(name) for each in settings)]
-    found.common = {name: settings[0][name] for name in same if name in settings[0]}
-    telling = [name for name in names if name not in (*same, *DERIVED)] if len(parts) > 1 else SIZE
-    for part in parts:
-        live, diverged = ([run for run in part if bool(run.diverged) == lost] for lost in (False, True))
-        found.groups.append(Group(_title(part[0], telling), part[0].settings, live, diverged))
-    return found
+    runs.sort(key=lambda run: (_place(run.history.method), run.history.seed, -len(run.history.evaluations)))
+    alike = _parted(runs, lambda run: frozenset((name, text_of(value)) for name, value in run.setting.items()))
+    parts = [part for same in alike for part in _comparable(same, left_out)]
+    by_task = _parted((part[0].setting for part in parts), lambda setting: setting["task"])
+    named = {settings[0]["task"]: _distinguishing(settings) for settings in by_task}
+    return Gathered([Group(part, named[part[0].setting["task"]]) for part in parts], left_out)
+
+
+def text_of(value: object) -> str:
+    """Return a setting as text; numbers that are equal, such as 1 and 1.0, are written alike."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:,}".removesuffix(".0") if number else str(value)
 
 
 def _place(method: str) -> tuple[bool, bool, str]:
@@ -143,10 +128,10 @@ def _read(folder: Path) -> Run:
     if not history.diverged:
         require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
         require(len(history.evaluations) > 0, f"{folder} holds a run that was never evaluated.")
-    told = {name: value for name, value in history.setting.items() if name not in NOT_COMPARED and value is not None}
-    told.setdefault("k", history.clients.shape[1])
-    told.setdefault("rounds", history.rounds)
-    return Run(folder, history, {"task": history.task} | told)
+    setting = {"task": history.task, **history.setting}
+    setting.setdefault("k", history.clients.shape[1])
+    setting.setdefault("rounds", history.rounds)
+    return Run(folder, history, {n: v for n, v in setting.items() if n not in NOT_COMPARED and v is not None})
 
 
 def _fits(history: History) -> bool:
@@ -161,76 +146,76 @@ def _fits(history: History) -> bool:
     )
 
 
-def _key(run: Run) -> Hashable:
-    return json.dumps(run.settings, sort_keys=True, default=str)
+def _parted(things: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
+    """Return things in lists of those that have the same key."""
+    parts: dict[Hashable, list[T]] = {}
+    for thing in things:
+        parts.setdefault(by(thing), []).append(thing)
+    return list(parts.values())
 
 
-def _parted(runs: Iterable[Run], by: Callable[[Run], Hashable]) -> dict[Hashable, list[Run]]:
-    parts: dict[Hashable, list[Run]] = {}
-    for run in runs:
-        parts.setdefault(by(run), []).append(run)
-    return parts
+def _comparable(runs: Sequence[Run], left_out: list[tuple[Path, str]]) -> list[list[Run]]:
+    """Return runs of the same settings in groups that can be compared; a second copy of a run is left out.
 
-
-def _comparable(runs: list[Run], left_out: list[tuple[Path, str]]) -> list[list[Run]]:
-    """Return comparisons in which a method has each seed once, and all methods of a seed the same data.
-
-    Copies of a run are left out. Runs that differ although nothing says in what, as those of a program of one's own
-    may, are compared within their folders.
+    Runs that differ although their settings do not, as those of one's own programs may, are compared within their
+    folders, and those with different data only with runs on the same data.
     """
-    distinct: dict[tuple[str, int], list[Run]] = {}
+    distinct: list[Run] = []
     for run in runs:
-        there = distinct.setdefault((run.history.method, run.history.seed), [])
-        twin = next((other for other in there if _same(other.history, run.history)), None)
+        twin = next((other for other in distinct if _same(other, run)), None)
         if twin is None:
-            there.append(run)
+            distinct.append(run)
         else:
-            left_out.append((run.folder, f"{run.folder} holds the same run as {twin.folder}."))
-    kept = [run for there in distinct.values() for run in there]
-    data: dict[int, set[object]] = {}
-    for run in kept:
-        data.setdefault(run.history.seed, set()).add(run.history.setting.get("data"))
-    if all(len(there) == 1 for there in distinct.values()) and all(len(each) == 1 for each in data.values()):
-        return [kept]
+            left_out.append((run.folder, f"{run.folder} holds {run}, which {twin.folder} holds already."))
+    if _consistent(distinct):
+        return [distinct]
+    named = [replace(run, setting=run.setting | {"folder": str(run.folder.parent)}) for run in distinct]
     parts = []
-    for place, part in _parted(kept, lambda run: run.folder.parent).items():
-        once: dict[tuple[str, int, object], Run] = {}
-        for run in part:
-            key = run.history.method, run.history.seed, run.history.setting.get("data")
-            first = once.setdefault(key, run)
-            if first is not run:
-                who = f"{run.history.method}, seed {run.history.seed}"
-                left_out.append((run.folder, f"{run.folder} is another run of {who}, beside {first.folder}."))
-        parts += _by_data([replace(run, settings=run.settings | {"folder": str(place)}) for run in once.values()])
+    for inside in _parted(named, lambda run: run.folder.parent):
+        if _consistent(inside):
+            parts.append(inside)
+        else:
+            exact = [replace(run, setting=run.setting | {"data": run.data}) for run in inside]
+            parts += _parted(exact, lambda run: run.data)
     return parts
 
 
-def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return runs in as many parts as one seed has had different data, since those cannot be compared."""
-    seen: dict[int, list[object]] = {}
-    for run in runs:
-        known = seen.setdefault(run.history.seed, [])
-        if run.history.setting.get("data") not in known:
-            known.append(run.history.setting.get("data"))
-    if all(len(known) == 1 for known in seen.values()):
-        return [list(runs)]
-    place = {id(run): seen[run.history.seed].index(run.history.setting.get("data")) for run in runs}
-    named = [replace(run, settings=run.settings | {"data": f"no. {place[id(run)] + 1}"}) for run in runs]
-    return list(_parted(named, lambda run: str(run.settings["data"])).values())
+def _consistent(runs: Sequence[Run]) -> bool:
+    """Whether a method has each seed once, and the methods share their data: each seed its own, or all the same."""
+    seeds = {run.history.seed for run in runs}
+    by_seed = {(run.history.seed, run.data) for run in runs}
+    once = len({str(run) for run in runs}) == len(runs)
+    return once and len(by_seed) == len(seeds) and len({data for _, data in by_seed}) in (1, len(seeds))
 
 
-def _same(one: History, other: History) -> bool:
-    return (
-        one.evaluations == other.evaluations
-        and np.array_equal(one.clients, other.clients)
-        and one.events == other.events
+def _same(first: Run, second: Run) -> bool:
+    """Whether two runs are one, perhaps evaluated in different rounds, or nothing could tell them apart."""
+    one, other = first.history, second.history
+    if (one.method, one.seed, first.data) != (other.method, other.seed, second.data):
+        return False
+    if first.folder.parent == second.folder.parent:
+        return True
+    accuracy = dict(zip(one.round, one.accuracy, strict=True))
+    return all(accuracy.get(each.round, each.accuracy) == each.accuracy for each in other.evaluations) and all(
+        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in ROWS
     )
 
 
-def _title(run: Run, telling: Iterable[str]) -> str:
-    """Return the task with the settings that matter."""
-    words = {"clients": "{:,} clients", "rounds": "{:,} rounds", "k": "K = {}", "beta": "β = {}", "folder": "in {}"}
-    known = {key: run.settings[key] for key in telling if key in run.settings}
-    short = {key: f"{value:g}" if isinstance(value, float) else value for key, value in known.items()}
-    plain = (words.get(key, key.replace("_", " ") + " = {}").format(value) for key, value in short.items())
-    return ", ".join((run.history.task, *plain))
+def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the settings in which some differ, in order."""
+    names = dict.fromkeys(name for each in settings for name in each)
+    return [name for name in names if len({text_of(each.get(name)) for each in settings}) > 1]
+
+
+def _distinguishing(settings: Sequence[dict[str, Any]]) -> Sequence[str]:
+    """Return the names of the settings that tell the groups of one task apart."""
+    if len(settings) == 1:
+        return SIZE
+    differing = _differing(settings)
+    short = [name for name in differing if name not in DERIVED]
+    return short if len({_title(each, short) for each in settings}) == len(settings) else differing
+
+
+def _title(setting: dict[str, Any], named: Iterable[str]) -> str:
+    words = (WORDS.get(n, n.replace("_", " ") + " = {}").format(text_of(setting[n])) for n in named if n in setting)
+    return ", ".join((str(setting["task"]), *words))

@@ -1,217 +1,142 @@
-"""Figures of what was learned: accuracy by cost, by class, by speed, and the length of the steps."""
+"""Figures of what was learned: accuracy by cost, by class and by speed, and the length of the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.report import figure
-from fedhist.report.clients import tiers
-from fedhist.report.figure import (
-    MUTED,
-    NAMED,
-    POINTS,
-    PRECISE,
-    SEQUENTIAL,
-    Figure,
-    Floats,
-    Looks,
-    Switch,
-    Table,
-    axis,
-    by_method,
-    curve,
-    listed,
-    mean_and_spread,
-    shown_methods,
-    thinned,
-    values,
-)
-from fedhist.report.gather import Group
+from fedhist.report import figure as fig
+from fedhist.report.clients import times_of
+from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
+from fedhist.report.statistics import tier_shares
 from fedhist.store.history import History
 
-MOST_CLASSES = 20
-"""Classes that are drawn as points; more are drawn as a heat map."""
+MOST_CLASSES = 20  # drawn as points; more become a heat map
 TIERS = ("fastest third", "middle third", "slowest third")
+BYTE_UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB"}
+BANDS = " Lines are means over seeds, bands one standard deviation; time, uploads and bytes are means over seeds too."
 
 
 def costs(history: History) -> dict[str, Floats]:
-    """Return what each evaluation has cost: rounds, virtual time, uploads, and bytes where they are known."""
+    """Return the cost up to each evaluation: rounds, virtual time, uploads, and bytes where they are known."""
     rounds = np.array(history.round)
-    sent = np.concatenate([[0], figure.uploads(history).sum(axis=1).cumsum()])[np.minimum(rounds, history.rounds)]
-    spent = {"rounds": rounds.astype(float), "time": np.array(history.time, float), "uploads": sent.astype(float)}
+    sent = np.concatenate([[0], fig.uploads(history).sum(axis=1).cumsum()])[rounds].astype(float)
+    spent = {"rounds": rounds.astype(float), "time": np.array(history.time, float), "uploads": sent}
     if "bytes_per_upload" in history.setting:
-        # For each upload there was a model on the way down.
-        spent["bytes"] = 2 * sent * float(history.setting["bytes_per_upload"])
+        spent["bytes"] = 2 * sent * float(history.setting["bytes_per_upload"])  # a model went down for each upload
     return spent
 
 
-def accuracy(group: Group, looks: Looks) -> Figure:
-    """Draw test accuracy against what it has cost."""
-    methods, note = shown_methods(group)
-    runs = group.comparison
-    unit, scale = _byte_unit(runs)
-    axes = {
-        "rounds": axis("round"),
-        "time": axis("seconds since the start" if _deployed(group) else "virtual time"),
-        "uploads": axis("uploads"),
-        "bytes": axis(f"sent, both ways ({unit})"),
-    }
-    spent = {method: [costs(history) for history in runs[method]] for method in methods}
-    known = [name for name in axes if all(name in each for listed_ in spent.values() for each in listed_)]
-    data: list[dict[str, Any]] = []
-    patches: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
-    ends: dict[str, float] = {}
-    for method in methods:
-        rounds, rows, at = _together(runs[method], spent[method])
-        mean, spread = mean_and_spread(rows)
-        ends[method] = float(mean[-1])
-        if spread is not None:
-            low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
-            data.append(figure.band(looks, method, rounds, low, high))
-        hover = "%{y:.1f} %" if spread is None else "%{y:.1f} ± %{customdata:.1f} %"
-        more = {} if spread is None else {"customdata": values(spread, 3)}
-        data.append(curve(looks, method, rounds, mean, hovertemplate=f"{hover}<extra>{method}</extra>", **more))
-        for name in known:
-            x = at[name] / (scale if name == "bytes" else 1)
-            if spread is not None:
-                patches[name].append({"x": values(np.concatenate([x, x[::-1]]), PRECISE)})
-            patches[name].append({"x": values(x, PRECISE)})
-    views = {str(i): {"data": patches[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)}
-    several = any(len(runs[method]) > 1 for method in methods)
-    return Figure(
-        name="accuracy",
-        title="Accuracy",
-        summary=_told(ends, runs, group.target) + (_BANDS if several else "") + note,
-        data=data,
-        layout={
-            "xaxis": axes["rounds"],
-            "yaxis": axis("test accuracy (%)", rangemode="tozero"),
-            "hovermode": "x unified",
-            "shapes": [_level(100 * group.target)],
-            "height": 440,
-        },
-        switches=[Switch("against", known)],
-        views=views,
-        tables=[_accuracy_table(runs, methods, spent)],
-        wide=True,
-    )
+class Course(NamedTuple):
+    """The mean course of a method's runs, in percent, at the rounds that all of them have reached."""
+
+    cost: dict[str, Floats]
+    accuracy: Floats
+    spread: Floats | None
 
 
-_BANDS = " Lines are means over seeds, bands one standard deviation; time, uploads and bytes are means over seeds too."
-
-
-def _level(y: float) -> dict[str, Any]:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y,
-        "line": {"color": MUTED, "width": 1, "dash": "dot"}, "layer": "below",
-    }  # fmt: skip
-
-
-def _deployed(group: Group) -> bool:
-    return all(run.history.task.startswith("Flower") for run in group.runs)
-
-
-def _byte_unit(runs: Sequence[History]) -> tuple[str, float]:
-    most = max((costs(history).get("bytes", np.zeros(1))[-1] for history in runs), default=0.0)
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if most >= scale:
-            return unit, scale
-    return "kB", 1e3
-
-
-def _together(
-    histories: Sequence[History], spent: Sequence[Mapping[str, Floats]]
-) -> tuple[Floats, list[Floats], dict[str, Floats]]:
-    """Return the rounds that all of a method's runs have come to, their accuracies there in %, and their mean costs.
-
-    Runs are mostly evaluated in the same rounds; where they are not, there is a straight line between two evaluations.
-    """
+def course_of(histories: Sequence[History]) -> Course:
+    """Return the mean course; between two evaluations of a run there is a straight line."""
     first, last = max(h.round[0] for h in histories), min(h.round[-1] for h in histories)
     every = sorted({r for h in histories for r in h.round if first <= r <= last} or {last})
-    rounds = np.array(every, float)[thinned(len(every), POINTS)]
-    rows = [100 * np.interp(rounds, h.round, h.accuracy) for h in histories]
-    names = [name for name in spent[0] if all(name in each for each in spent)]
-    at = {name: np.mean([np.interp(rounds, each["rounds"], each[name]) for each in spent], axis=0) for name in names}
-    return rounds, rows, at
+    rounds = np.array(every, float)[fig.thinned(len(every), fig.POINTS)]
+    spent = [costs(h) for h in histories]
+    cost = {name: np.mean([np.interp(rounds, c["rounds"], c[name]) for c in spent], axis=0) for name in spent[0]}
+    return Course(cost, *fig.mean_and_spread([100 * np.interp(rounds, h.round, h.accuracy) for h in histories]))
 
 
-def _told(ends: Mapping[str, float], runs: Any, target: float) -> str:
-    order = sorted(ends, key=ends.__getitem__, reverse=True)
-    reached = {method: [r for h in runs[method] if (r := h.rounds_to(target)) is not None] for method in order}
-    text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[:NAMED])
-    text += f"; {len(order) - NAMED} others are lower." if len(order) > NAMED else "."
-    first = {method: float(np.mean(each)) for method, each in reached.items() if len(each) == len(runs[method])}
-    if first:
-        quick = min(first, key=first.__getitem__)
-        text += f" {quick} is the first to reach {100 * target:g} % (dotted line), after {first[quick]:,.0f} rounds"
-        others = [method for method in order if method not in first]
-        text += f"; not all runs of {listed(others[:NAMED])} do." if others else "."
-    else:
-        text += f" No method reaches {100 * target:g} % (dotted line) with all its seeds."
-    return text
-
-
-def _accuracy_table(runs: Any, methods: Sequence[str], spent: Mapping[str, list[dict[str, Floats]]]) -> Table:
-    rounds, rows, _ = _together(runs[methods[0]], spent[methods[0]])
-    columns = {}
-    for method in methods:
-        own, rows, _ = _together(runs[method], spent[method])
-        columns[method] = np.interp(rounds, own, np.mean(rows, axis=0), right=np.nan)
-    places = thinned(len(rounds), 12)
-    return Table(
-        ["round", *(f"{method} (%)" for method in methods)],
-        [
-            [f"{rounds[i]:,.0f}", *("–" if np.isnan(columns[m][i]) else f"{columns[m][i]:.1f}" for m in methods)]
-            for i in places
-        ],
+def accuracy(section: Section) -> Figure:
+    """Draw test accuracy against its cost."""
+    courses = {method: course_of(section.runs[method]) for method in section.methods}
+    most = max(float(each.cost.get("bytes", np.zeros(1))[-1]) for each in courses.values())
+    unit = next((scale for scale in BYTE_UNITS if most >= scale), 1e3)
+    axes = {
+        "rounds": axis("round"),
+        "time": axis("seconds since the start" if section.deployed else "virtual time"),
+        "uploads": axis("uploads"),
+        "bytes": axis(f"sent, both ways ({BYTE_UNITS[unit]})"),
+    }
+    known = [name for name in axes if all(name in each.cost for each in courses.values())]
+    data: list[fig.Plot] = []
+    moved: dict[str, list[fig.Plot]] = {name: [] for name in known}
+    for method, (cost, mean, spread) in courses.items():
+        hover, more = "%{y:.1f} %", {}
+        if spread is not None:
+            low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
+            data.append(fig.band(method, cost["rounds"], low, high))
+            hover, more = "%{y:.1f} ± %{customdata:.1f} %", {"customdata": values(spread, 3)}
+        data.append(fig.trace("curve", method, cost["rounds"], mean, hover, **more))
+        for name in known:
+            x = cost[name] / (unit if name == "bytes" else 1)
+            shapes = [x] if spread is None else [fig.there_and_back(x), x]
+            moved[name] += [{"x": values(each, fig.PRECISE)} for each in shapes]
+    several = any(each.spread is not None for each in courses.values())
+    return Figure(
+        _accuracy_summary(section, courses) + (BANDS if several else "") + section.note,
+        data,
+        {"xaxis": axes["rounds"], "level": 100 * section.group.target},
+        switches={"against": known},
+        views={str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)},
+        tables=[_accuracy_table(courses)],
     )
 
 
-def final_by_seed(group: Group, looks: Looks) -> Figure:
+def _accuracy_summary(section: Section, courses: Mapping[str, Course]) -> str:
+    ends = {method: float(each.accuracy[-1]) for method, each in courses.items()}
+    order = sorted(ends, key=ends.__getitem__, reverse=True)
+    text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[: fig.NAMED])
+    text += f"; {len(order) - fig.NAMED} others are lower." if len(order) > fig.NAMED else "."
+    target = section.group.target
+    reached = {m: [r for h in section.runs[m] if (r := h.rounds_to(target)) is not None] for m in order}
+    first = {m: float(np.mean(rounds)) for m, rounds in reached.items() if len(rounds) == len(section.runs[m])}
+    if not first:
+        return f"{text} No method reaches {100 * target:g} % (dotted line) with all its seeds."
+    quick = min(first, key=first.__getitem__)
+    text += f" {quick} is the first to reach {100 * target:g} % (dotted line), after {first[quick]:,.0f} rounds"
+    others = [method for method in order if method not in first]
+    return text + (f"; not all runs of {listed(others[: fig.NAMED])} do." if others else ".")
+
+
+def _accuracy_table(courses: Mapping[str, Course]) -> Table:
+    rounds = next(iter(courses.values())).cost["rounds"]
+    rounds = rounds[fig.thinned(len(rounds), 12)]
+    means = {m: np.interp(rounds, each.cost["rounds"], each.accuracy, right=np.nan) for m, each in courses.items()}
+    return _percentages("round", [f"{r:,.0f}" for r in rounds], means)
+
+
+def _percentages(corner: str, names: Sequence[str], columns: Mapping[str, NDArray[Any]]) -> Table:
+    """Return a table with a column of percentages for each method."""
+    rows = zip(names, *columns.values(), strict=True)
+    texts = [[name, *("–" if np.isnan(each) else f"{each:.1f}" for each in row)] for name, *row in rows]
+    return Table([corner, *(f"{method} (%)" for method in columns)], texts)
+
+
+def final_by_seed(section: Section) -> Figure | str:
     """Draw the final accuracy of every run."""
-    methods, note = shown_methods(group)
-    runs, data, spreads = group.comparison, [], {}
-    if len(runs) == 1:
-        return Figure("seeds", "Final accuracy, run by run", "There is one run.")
-    for method in reversed(methods):
-        own = np.array([100 * h.final_accuracy for h in runs[method]])
+    if len(section.runs) == 1:
+        return "There is one run."
+    data, spreads = [], {}
+    methods = section.methods[::-1]
+    for place, method in enumerate(methods):
+        own = np.array([100 * h.final_accuracy for h in section.runs[method]])
         spreads[method] = float(np.ptp(own))
-        data.append(
-            {
-                "type": "scatter", "mode": "markers", "x": values(own), "y": [_cut(method)] * len(own),
-                "customdata": [h.seed for h in runs[method]],
-                "marker": {"color": looks.colour(method), "symbol": looks.symbol(method), "size": 10, "opacity": 0.7},
-                "hovertemplate": "%{x:.1f} %, seed %{customdata}<extra>" + method + "</extra>",
-                "showlegend": False, **looks.marks(method),
-            }
-        )  # fmt: skip
-        data.append(
-            {
-                "type": "scatter", "mode": "markers", "x": values([own.mean()]), "y": [_cut(method)],
-                "marker": {"symbol": "line-ns-open", "size": 22, "line": {"width": 3}, "color": looks.colour(method)},
-                "hovertemplate": "mean %{x:.1f} %<extra>" + method + "</extra>",
-                "showlegend": False, **looks.marks(method),
-            }
-        )  # fmt: skip
+        seeds = [h.seed for h in section.runs[method]]
+        hover = "%{x:.1f} %, seed %{customdata}"
+        data.append(fig.trace("seeds", method, own, np.full(len(own), place), hover, customdata=seeds))
+        data.append(fig.trace("mean", method, [own.mean()], [place], "mean %{x:.1f} %"))
     widest = max(spreads, key=spreads.__getitem__)
     summary = "One mark for each run, a bar for the mean."
     if spreads[widest] > 0:
         summary += f" Seeds differ most with {widest}, by {spreads[widest]:.1f} points from the worst to the best."
-    return Figure(
-        name="seeds",
-        title="Final accuracy, run by run",
-        summary=summary + note,
-        data=data,
-        layout={
-            "xaxis": axis("test accuracy after the last round (%)"),
-            "yaxis": {"automargin": True},
-            "height": 150 + 38 * len(methods),
-        },
-    )
+    layout = {"yaxis": _ticks([_cut(method) for method in methods]), "height": 150 + 38 * len(methods)}
+    return Figure(summary + section.note, data, layout)
+
+
+def _ticks(names: Sequence[str]) -> fig.Plot:
+    return {"tickvals": list(range(len(names))), "ticktext": list(names)}
 
 
 def _cut(name: str, most: int = 28) -> str:
@@ -223,154 +148,93 @@ def _final_classes(history: History) -> list[float] | None:
     return [np.nan if value is None else 100 * value for value in each] if each else None
 
 
-def per_class(group: Group, looks: Looks) -> Figure:
+def per_class(section: Section) -> Figure | str:
     """Draw the accuracy on each class after the last round."""
-    found = {m: _even(rows) for m, rows in by_method(group, _final_classes).items()}
-    title = "Accuracy by class"
+    found = {method: np.stack(rows) for method, rows in section.by_method(_final_classes).items()}
     if not found:
-        return Figure("classes", title, "The accuracy on single classes was not recorded in these runs.", wide=True)
-    width = max(len(rows[0]) for rows in found.values())
-    labels = [str(i) for i in range(width)]
+        return "The accuracy on single classes was not recorded in these runs."
+    means = {method: rows.mean(axis=0) for method, rows in found.items()}
     text = []
-    for method, rows in list(found.items())[:NAMED]:
-        mean = rows.mean(axis=0)
+    for method, mean in list(means.items())[: fig.NAMED]:
         if np.isfinite(mean).any():
             worst, best = int(np.nanargmin(mean)), int(np.nanargmax(mean))
             text.append(
                 f"{method} is worst on class {worst} ({mean[worst]:.0f} %) and best on {best} ({mean[best]:.0f} %)"
             )
     summary = "; ".join(text) + ". Means over seeds after the last round."
-    table = Table(
-        ["class", *(f"{m} (%)" for m in found)],
-        [[labels[c], *(_percent(rows[:, c]) for rows in found.values())] for c in range(width)],
-    )
-    if width <= MOST_CLASSES:
-        data = _points(looks, found, range(width))
-        ticks = {"tickvals": list(range(width)), "ticktext": labels}
-        layout = {"xaxis": axis("class", **ticks), "yaxis": axis("accuracy on the class (%)", rangemode="tozero")}
-        return Figure("classes", title, summary, data, layout, tables=[table], wide=True)
-    data = [
-        {
-            "type": "heatmap", "x": list(range(width)), "y": [_cut(m) for m in found],
-            "z": values([rows.mean(axis=0) for rows in found.values()], 3), "colorscale": SEQUENTIAL,
-            "zmin": 0, "zmax": 100, "colorbar": {"title": {"text": "%"}},
-            "hovertemplate": "%{y}, class %{x}: %{z:.0f} %<extra></extra>",
-        }
-    ]  # fmt: skip
-    layout = {"xaxis": axis("class"), "yaxis": {"automargin": True, "autorange": "reversed"}}
-    return Figure("classes", title, summary, data, {**layout, "height": 170 + 34 * len(found)}, wide=True)
+    names = [str(label) for label in range(len(mean))]
+    if len(names) <= MOST_CLASSES:
+        layout = {"xaxis": _ticks(names), "yaxis": axis("accuracy on the class (%)", rangemode="tozero")}
+        return Figure(summary, _side_by_side(found), layout, tables=[_percentages("class", names, means)])
+    heat = {"kind": "classes", "y": [_cut(method) for method in means], "z": values(list(means.values()), 3)}
+    return Figure(summary, [heat], {"yaxis": {"autorange": "reversed"}, "height": 170 + 34 * len(means)})
 
 
-def _even(rows: Sequence[NDArray[Any]]) -> Floats:
-    """Stack rows, the shorter ones filled up."""
-    width = max(map(len, rows))
-    return np.stack([np.pad(row.astype(float), (0, width - len(row)), constant_values=np.nan) for row in rows])
-
-
-def _percent(each: Floats) -> str:
-    return "–" if np.isnan(each).any() else f"{each.mean():.1f}"
-
-
-def _points(looks: Looks, found: Mapping[str, Floats], places: Sequence[int]) -> list[dict[str, Any]]:
-    """Return marks side by side at each place, one for each method, with one standard deviation over seeds."""
+def _side_by_side(found: Mapping[str, NDArray[Any]]) -> list[fig.Plot]:
+    """Return each method's points beside the others', with one standard deviation over seeds."""
     data = []
-    step = min(0.12, 0.7 / max(len(found), 1))
+    step = min(0.12, 0.7 / len(found))
     for i, (method, rows) in enumerate(found.items()):
-        mean, spread = mean_and_spread(list(rows))
-        width = len(mean)
-        offset = (i - (len(found) - 1) / 2) * step
+        mean, spread = fig.mean_and_spread(rows)
+        x = np.arange(len(mean)) + (i - (len(found) - 1) / 2) * step
         bars = {}
         if spread is not None:
-            up, down = np.minimum(spread, 100 - mean), np.minimum(spread, mean)
-            bars["error_y"] = {"type": "data", "array": values(up, 3), "arrayminus": values(down, 3), "width": 0}
-        data.append(
-            {
-                "type": "scatter", "mode": "markers", "x": values(np.array(places)[:width] + offset), "y": values(mean),
-                "marker": {"color": looks.colour(method), "symbol": looks.symbol(method), "size": 9}, **bars,
-                "hovertemplate": "%{y:.1f} %<extra>" + method + "</extra>", **looks.marks(method),
-            }
-        )  # fmt: skip
+            up, down = values(np.minimum(spread, 100 - mean), 3), values(np.minimum(spread, mean), 3)
+            bars["error_y"] = {"type": "data", "array": up, "arrayminus": down, "width": 0}
+        data.append(fig.trace("points", method, x, mean, "%{y:.1f} %", **bars))
     return data
 
 
-def per_tier(group: Group, looks: Looks) -> Figure:
+def per_tier(section: Section) -> Figure | str:
     """Draw the accuracy on data like those of fast and of slow clients."""
 
     def of(history: History) -> Floats | None:
-        classes, shares = np.array(_final_classes(history) or []), tiers(history)
-        known = np.isfinite(classes)  # of a class without test examples nothing is known
-        if shares is None or len(classes) != shares.shape[1] or (shares[:, known].sum(axis=1) == 0).any():
+        classes, labels = np.array(_final_classes(history) or []), history.about_clients.get("labels")
+        if labels is None or len(labels) < len(TIERS) or len(classes) != labels.shape[1]:
             return None
-        seen: Floats = (shares[:, known] @ classes[known]) / shares[:, known].sum(axis=1)
-        return seen
+        known = np.isfinite(classes)  # classes with test examples
+        shares = tier_shares(times_of(history), labels)[:, known]
+        return None if (shares.sum(axis=1) == 0).any() else (shares @ classes[known]) / shares.sum(axis=1)
 
-    title = "Accuracy by speed of the clients"
-    found = {m: np.stack(rows) for m, rows in by_method(group, of).items()}
+    found = {method: np.stack(rows) for method, rows in section.by_method(of).items()}
     if not found:
-        return Figure(
-            "tiers", title, "It needs the accuracy on single classes and the clients' labels, which were not recorded."
-        )
+        return "It needs the accuracy on single classes and the clients' labels, which were not recorded."
+    means = {method: rows.mean(axis=0) for method, rows in found.items()}
     text = []
-    for method, rows in list(found.items())[:NAMED]:
-        gap = float(rows[:, 2].mean() - rows[:, 0].mean())
-        where = "the same for both" if abs(gap) < 0.05 else f"{abs(gap):.1f} points {'higher' if gap > 0 else 'lower'}"
-        text.append(f"for {method} {where}")
-    how = "their mean times" if _has_times(group) else "how often they uploaded"
+    for method, (fast, _, slow) in list(means.items())[: fig.NAMED]:
+        gap = f"{abs(slow - fast):.1f} points {'higher' if slow > fast else 'lower'}"
+        text.append(f"for {method} {gap if abs(slow - fast) >= 0.05 else 'the same for both'}")
+    timed = all("time" in history.about_clients for history in section.runs)
     summary = (
-        f"What clients would see on data like their own, in thirds by {how}. On data like the slowest third's "
+        f"What clients would see on data like their own, in thirds by "
+        f"{'their mean times' if timed else 'how often they uploaded'}. On data like the slowest third's "
         f"accuracy is, compared with the fastest third's, {listed(text)}."
     )
-    table = Table(
-        ["clients", *(f"{m} (%)" for m in found)],
-        [[name, *(f"{rows[:, i].mean():.1f}" for rows in found.values())] for i, name in enumerate(TIERS)],
-    )
-    layout = {
-        "xaxis": axis("clients", tickvals=[0, 1, 2], ticktext=list(TIERS), range=[-0.5, 2.5]),
-        "yaxis": axis("accuracy on their labels (%)"),
-    }
-    return Figure("tiers", title, summary, _points(looks, found, range(3)), layout, tables=[table])
+    tables = [_percentages("clients", TIERS, means)]
+    return Figure(summary, _side_by_side(found), {"xaxis": _ticks(TIERS)}, tables=tables)
 
 
-def _has_times(group: Group) -> bool:
-    return all("time" in run.history.about_clients for run in group.runs)
-
-
-def lengths(group: Group, looks: Looks) -> Figure:
-    """Draw how long the updates are before INA and after."""
-    title = "Length of the updates before and after INA"
+def lengths(section: Section) -> Figure | str:
+    """Draw how long the updates are before INA (intelligent norm amplification) and after."""
     data, text, rows = [], [], []
-    for method in shown_methods(group)[0]:
-        histories = [h for h in group.comparison[method] if "lengths" in h.traces]
+    for method in section.methods:
+        histories = [h for h in section.runs[method] if "lengths" in h.traces]
         if not histories:
             continue
         rounds, before, after = _mean_lengths(histories)
-        line = looks.line(method)
-        faint = {**line, "width": 1.2, "dash": "dot"}
-        hover = "%{y:.3g}<extra>" + method
-        shown = {"showlegend": False, "hovertemplate": hover + ", before</extra>"}
-        data.append(curve(looks, method, rounds, before, line=faint, **shown))
-        data.append(curve(looks, method, rounds, after, hovertemplate=hover + ", after</extra>"))
-        factor = float(after.sum() / before.sum()) if before.sum() > 0 else float("nan")
-        text.append(f"by {factor:.1f} with {method}" if np.isfinite(factor) else f"from zero with {method}")
-        rows += [(method, rounds[i], before[i], after[i]) for i in thinned(len(rounds), 5)]
+        data.append(fig.trace("thin", method, rounds, before, "%{y:.3g}, before"))
+        data.append(fig.trace("curve", method, rounds, after, "%{y:.3g}, after"))
+        some = before.sum() > 0
+        text.append(f"by {after.sum() / before.sum():.1f} with {method}" if some else f"from zero with {method}")
+        for i in fig.thinned(len(rounds), 5):
+            rows.append([method, f"{rounds[i]:,.0f}", f"{before[i]:.3g}", f"{after[i]:.3g}"])
     if not data:
-        return Figure(
-            "lengths", title, "None of these runs uses INA, or they do not tell the lengths of their updates."
-        )
-    return Figure(
-        "lengths",
-        title,
-        f"INA multiplies the length of the update {listed(text[:NAMED])}, on average over the run. Thin dotted lines "
-        "are before INA. Each point is the mean over the rounds since the one before it.",
-        data,
-        {"xaxis": axis("round"), "yaxis": axis("length (L2 norm)", rangemode="tozero"), "hovermode": "x unified"},
-        tables=[
-            Table(
-                ["method", "round", "before", "after"],
-                [[m, f"{r:,.0f}", f"{b:.3g}", f"{a:.3g}"] for m, r, b, a in rows],
-            )
-        ],
+        return "None of these runs uses INA, or the lengths of its updates were not recorded."
+    summary = (
+        f"INA multiplies the length of the update {listed(text[: fig.NAMED])}, on average over the run. Thin dotted "
+        "lines are before INA. Each point is the mean over the rounds since the one before it."
     )
+    return Figure(summary, data, tables=[Table(["method", "round", "before", "after"], rows)])
 
 
 def _mean_lengths(histories: Sequence[History]) -> tuple[Floats, Floats, Floats]:
@@ -379,5 +243,5 @@ def _mean_lengths(histories: Sequence[History]) -> tuple[Floats, Floats, Floats]
     alike = [h for h in histories if np.array_equal(h.traces["round"], rounds)]
     means = [np.diff(h.traces["lengths"], axis=0, prepend=0) / np.diff(rounds, prepend=0)[:, None] for h in alike]
     before, after = np.mean(means, axis=0).T
-    places = thinned(len(rounds), POINTS)
+    places = fig.thinned(len(rounds), fig.POINTS)
     return rounds[places], before[places], after[places]

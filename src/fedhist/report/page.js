@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const { looks, figures } = JSON.parse(document.getElementById("drawings").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const hidden = {}; // methods that the reader has hidden, by section
   const PAPER_WIDTH = 660;
@@ -39,6 +39,89 @@
     };
   }
 
+  // How things look; what they are, in numbers and words, comes with the figures.
+  const DASHES = { "-": "solid", "--": "dash", "-.": "dashdot", ":": "dot" };
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star"];
+  const LOW = "#0072B2", HIGH = "#D55E00";
+  const FRESH_TO_STALE = [[0, "#56B4E9"], [0.5, "#CC79A7"], [1, HIGH]];
+  const DIVERGING = [[0, LOW], [0.5, "@paper"], [1, HIGH]];
+  const SEQUENTIAL = [[0, "@paper"], [1, "@strong"]];
+  const bar = (title) => ({ title: { text: title, side: "top" }, thickness: 12 });
+  const lines = { type: "scatter", mode: "lines" };
+  const points = { type: "scatter", mode: "markers" };
+  const TRACES = {
+    curve: lines,
+    band: { ...lines, fill: "toself", line: { width: 0 }, hoverinfo: "skip", showlegend: false },
+    thin: { ...lines, line: { width: 1.2, dash: "dot" }, showlegend: false },
+    steps: { ...lines, line: { shape: "hvh" } },
+    marked: { type: "scatter", mode: "lines+markers", marker: { size: 6 } },
+    points: { ...points, marker: { size: 9 } },
+    seeds: { ...points, marker: { size: 10, opacity: 0.7 }, showlegend: false },
+    mean: { ...points, marker: { symbol: "line-ns-open", size: 22, line: { width: 3 } }, showlegend: false },
+    bars: { type: "bar", marker: { color: "@strong" }, showlegend: false },
+    events: { type: "bar" },
+    classes: {
+      type: "heatmap", zmin: 0, zmax: 100, colorscale: SEQUENTIAL, colorbar: { title: { text: "%" } },
+      hovertemplate: "%{y}, class %{x}: %{z:.0f} %<extra></extra>",
+    },
+    labels: {
+      type: "heatmap", zmin: 0, colorscale: SEQUENTIAL, colorbar: bar("share (%)"),
+      hovertemplate: "client %{x}, class %{y}: %{customdata} examples, %{z:.0f} %<extra></extra>",
+    },
+    utility: {
+      type: "heatmap", colorscale: DIVERGING, colorbar: bar("utility"),
+      hovertemplate: "client %{y}, round %{x}: %{z:.3g}<extra></extra>",
+    },
+    boosts: {
+      ...points, hovertemplate: "%{text}<extra></extra>", showlegend: false,
+      marker: { colorscale: DIVERGING, size: 8, line: { width: 0.8, color: "@muted" }, colorbar: bar("utility") },
+    },
+    work: { ...lines, line: { color: "@muted", width: 3 }, opacity: 0.55, hoverinfo: "skip", showlegend: false },
+    arrivals: {
+      ...points, showlegend: false,
+      marker: { size: 6, colorscale: FRESH_TO_STALE, showscale: true, cmin: 1, colorbar: bar("staleness") },
+    },
+  };
+  const axis = (text, more) => ({ title: { text }, ...more });
+  const FROM_ZERO = { rangemode: "tozero" };
+  const LAYOUTS = {
+    accuracy: { yaxis: axis("test accuracy (%)", FROM_ZERO), hovermode: "x unified", height: 440 },
+    classes: { xaxis: axis("class") },
+    seeds: { xaxis: axis("test accuracy after the last round (%)") },
+    tiers: { xaxis: axis("clients", { range: [-0.5, 2.5] }), yaxis: axis("accuracy on their labels (%)") },
+    lengths: { xaxis: axis("round"), yaxis: axis("length (L2 norm)", FROM_ZERO), hovermode: "x unified" },
+    staleness: { xaxis: axis("staleness τ (rounds)"), yaxis: axis("share of the uploads (%)"), bargap: 0.08 },
+    weights: { yaxis: axis("weight (1 = equal share)", FROM_ZERO) },
+    rejected: { xaxis: axis("round"), barmode: "stack" },
+    boosts: { yaxis: axis("boost (in average uploads)", { zeroline: true, zerolinewidth: 2 }), height: 400 },
+    utility: { xaxis: axis("round"), yaxis: { autorange: "reversed" }, height: 460 },
+    labels: { yaxis: axis("class"), height: 340 },
+    timeline: { yaxis: axis("client, from fast to slow", { autorange: "reversed", zeroline: false }) },
+  };
+  const level = (y) => ({
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "below",
+    line: { color: "@muted", width: 1, dash: "dot" },
+  });
+
+  const colourOf = (method) => (looks[method][0] === "#000000" ? "@ink" : looks[method][0]);
+
+  // A trace as Plotly takes it, from its kind and its method; all traces of a method can be hidden together.
+  function styled({ kind, method, hover, ...own }) {
+    const shown = method in looks;
+    const color = shown ? colourOf(method) : undefined;
+    const look = shown ? {
+      meta: method,
+      legendgroup: method,
+      line: { color, dash: DASHES[looks[method][1]], width: 2 },
+      marker: { color, symbol: SYMBOLS[Object.keys(looks).indexOf(method) % SYMBOLS.length] },
+      fillcolor: color === "@ink" ? "@inkband" : `${color}29`,
+    } : {};
+    const words = {};
+    if (method) words.name = method;
+    if (hover) words.hovertemplate = `${hover}<extra>${method || ""}</extra>`;
+    return { ...merged(merged(look, TRACES[kind]), own), ...words };
+  }
+
   const sectionOf = (node) => node.closest("section.group").id;
 
   // Plotly makes room for a legend only after it has drawn, which is too late for a printer.
@@ -56,7 +139,7 @@
     const view = chosen(spec);
     const gone = hidden[sectionOf(figure)] || new Set();
     const data = spec.data.map((trace, i) => {
-      const whole = merged(trace, view.data[i]);
+      const whole = merged(styled(trace), view.data[i]);
       for (const part of ["line", "marker", "fillcolor", "colorscale"]) {
         if (part in whole) whole[part] = coloured(whole[part]);
       }
@@ -79,7 +162,8 @@
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("muted"), activecolor: css("ink") },
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       showlegend: data.some((trace) => trace.showlegend !== false),
-    }, coloured(merged(spec.layout, view.layout)));
+    }, coloured(merged(LAYOUTS[spec.name], merged(spec.layout, view.layout))));
+    if ("level" in spec.layout) layout.shapes = [coloured(level(spec.layout.level))];
     if (printing) {
       layout.width = PAPER_WIDTH;
       layout.height = layout.height > 500 ? 480 : Math.min(layout.height, figure.matches(".wide") ? 265 : 225);
@@ -117,15 +201,16 @@
   later(drawRest);
   document.querySelectorAll("details.figures").forEach((box) => box.addEventListener("toggle", () => later(drawRest)));
 
-  function repaint() {
+  function paintSwatches() {
     document.querySelectorAll(".swatch").forEach((swatch) => {
-      swatch.style.background = coloured(swatch.dataset.colour);
+      swatch.style.background = coloured(colourOf(swatch.dataset.method));
     });
+  }
+  function repaint() {
+    paintSwatches();
     drawn().forEach(draw);
   }
-  document.querySelectorAll(".swatch").forEach((swatch) => {
-    swatch.style.background = coloured(swatch.dataset.colour);
-  });
+  paintSwatches();
   dark.addEventListener("change", repaint);
 
   document.querySelectorAll(".switch").forEach((box) => box.addEventListener("change", (event) => {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -14,18 +14,46 @@ from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, unknown
 from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
-from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Looks, counted, listed, shown_methods
-from fedhist.report.gather import Gathered, Group, gather
-from fedhist.report.statistics import FEW, half_width, holm, paired
-from fedhist.report.table import epsilon, percent, rounds_to, rows, staleness
+from fedhist.report.curves import look
+from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, counted, listed
+from fedhist.report.gather import Gathered, Group, gather, text_of
+from fedhist.report.statistics import FEWEST_PAIRS, half_width, holm, paired
+from fedhist.report.table import epsilon, percent, rounds_to, rows, text
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import whole_file
-from fedhist.store.history import Comparison
+from fedhist.store.history import DIVERGED, Comparison
 
-FEW_GROUPS = 3
-"""Settings up to which a page shows all at once and in full."""
-MOST_GROUPS = 20
-"""Settings that get figures of their own at most; the overview has them all."""
+FEW_GROUPS = 3  # up to which a page shows all at once and in full
+MOST_GROUPS = 20  # with figures of their own; the overview has them all
+FIGURES: Sequence[tuple[str, str, Callable[[Section], Figure | str], bool]] = (
+    ("accuracy", "Accuracy", learning.accuracy, True),
+    ("classes", "Accuracy by class", learning.per_class, True),
+    ("seeds", "Final accuracy, run by run", learning.final_by_seed, False),
+    ("tiers", "Accuracy by speed of the clients", learning.per_tier, False),
+    ("lengths", "Length of the updates before and after INA", learning.lengths, False),
+    ("staleness", "Staleness of the uploads", arriving.staleness, False),
+    ("weights", "Weight of an upload by its staleness", arriving.weights, False),
+    ("rejected", "Uploads that did not count", arriving.rejected, False),
+    ("boosts", "Whom FedHist boosts", clients.boosted, True),
+    ("utility", "Utility of the clients over time", clients.utility, True),
+    ("labels", "Labels of the clients", clients.labels, True),
+    ("timeline", "Who works when", arriving.timeline, True),
+)
+"""Name, title, the function that makes it (or says why it cannot be drawn), and whether it is as wide as the page."""
+MEANINGS = {
+    "task": "Data and model.",
+    "dataset": "Where the data come from.",
+    "clients": "Number of clients N.",
+    "split": "How labels are divided among the clients.",
+    "beta": "Dirichlet parameter; the smaller, the more skewed.",
+    "rare_class": "A class that only some clients hold.",
+    "rare_clients": "How many clients hold it.",
+    "parameters": "Trainable numbers in the model.",
+    "bytes_per_upload": "Size of one model on the way up or down.",
+    "folder": "Where these runs are.",
+    "data": "Checksum of the data and of which client holds what.",
+    **{name: each.help for name, each in options_of(Trial).items()},
+}
 
 
 @dataclass(frozen=True)
@@ -35,20 +63,11 @@ class Report:
     path: Path
     runs: int
     left_out: Sequence[tuple[Path, str]]
+    """Folders that count in no mean, and why: they cannot be read, hold a copy of a run, or one that diverged."""
 
 
 def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None) -> Report:
-    """Gather the runs in some folders and write the page about them.
-
-    Parameters
-    ----------
-    folders
-        Runs, comparisons, or folders with any number of them.
-    out
-        The page; one that is there is replaced.
-    baseline
-        The method that the others are tested against: FedHist by default, or the first there is.
-    """
+    """Write the page about all runs in some folders, with tests against `baseline`: FedHist, or the first method."""
     found = gather(folders)
     if baseline is not None and baseline not in found.methods:
         raise unknown("baseline", baseline, found.methods)
@@ -59,7 +78,8 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
             part.write_text(page, encoding="utf-8")
     except OSError as error:
         raise FedHistError(f"{out} cannot be written: {error.strerror}.") from error
-    return Report(out, len(found.runs), found.left_out)
+    diverged = [(run.folder, run.diverged) for run in found.runs if run.diverged]
+    return Report(out, len(found.runs), [*found.left_out, *diverged])
 
 
 def render(found: Gathered, baseline: str | None = None) -> str:
@@ -70,215 +90,131 @@ def render(found: Gathered, baseline: str | None = None) -> str:
     except ImportError:
         raise InvalidInput("a report needs Plotly; install it with: pip install 'fedhist[report]'.") from None
     here = files("fedhist.report")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        here.joinpath("page.html").read_text(encoding="utf-8")
-    )
-    looks = Looks(found.methods)
+    parts = {name: here.joinpath(f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"counted": counted, "listed": listed, "text": text_of}
     detailed = sorted(found.groups, key=lambda group: -len(group.runs))[:MOST_GROUPS]
     chosen = [group for group in found.groups if group in detailed]
     detail = Detail() if len(chosen) <= FEW_GROUPS else BRIEF
-    sections = [_section(i, group, looks, detail, baseline) for i, group in enumerate(chosen)]
-    drawn = {each["id"]: each["drawing"] for section in sections for each in section["figures"]}
-    return page.render(
+    sections = [_section(f"g{i}", Section(group, detail), baseline) for i, group in enumerate(chosen)]
+    drawings = {
+        "looks": {method: look(place) for place, method in enumerate(found.methods)},
+        "figures": {each["id"]: each["drawing"] for section in sections for each in section["figures"]},
+    }
+    rankings = [(group.title, _ranking(group)) for group in found.groups]
+    return page.from_string(parts["html"]).render(
         version=__version__,
-        lead=_lead(found),
-        common=_settings(found.common),
-        overview=_overview(found) if len(found.groups) > 1 else None,
+        found=found,
+        lead=_lead(found, rankings),
+        methods=found.methods[:MOST_METHODS],
+        rankings=rankings,
+        meanings=MEANINGS,
         sections=sections,
+        fewest_pairs=FEWEST_PAIRS,
         few=len(sections) <= FEW_GROUPS,
-        not_detailed=len(found.groups) - len(sections),
-        left_out=[(str(folder), reason) for folder, reason in found.left_out],
-        runs=[_run_row(run.folder, run.history) for run in found.runs],
-        css=here.joinpath("page.css").read_text(encoding="utf-8"),
-        script=here.joinpath("page.js").read_text(encoding="utf-8"),
+        css=parts["css"],
+        script=parts["js"],
         plotly=get_plotlyjs(),
         # "</script>" in a name must not end the script it stands in.
-        figures=json.dumps(drawn, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+        drawings=json.dumps(drawings, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
     )
 
 
-def _section(i: int, group: Group, looks: Looks, detail: Detail, baseline: str | None) -> dict[str, Any]:
-    runs = group.comparison
-    against = _against(runs, baseline)
-    figures = [
-        learning.accuracy(group, looks),
-        learning.per_class(group, looks),
-        learning.final_by_seed(group, looks),
-        learning.per_tier(group, looks),
-        learning.lengths(group, looks),
-        arriving.staleness(group, looks),
-        arriving.weights(group, looks),
-        arriving.rejected(group, looks),
-        clients.boosted(group, detail),
-        clients.utility(group, detail),
-        clients.labels(group, detail),
-        arriving.timeline(group, detail),
-    ]
-    return {
-        "id": f"g{i}",
-        "title": group.title,
-        "seeds": counted(max(len(runs[method]) for method in runs.methods), "seed"),
-        "settings": _settings(group.settings),
-        "methods": [(m, looks.colour(m)) for m in shown_methods(group)[0]],
-        "final": _final(group, runs, against),
-        "figures": [_figure(f"g{i}-{each.name}", each) for each in _in_rows([f for f in figures if f.data])],
-        "undrawn": [_figure(f"g{i}-{each.name}", each) for each in figures if not each.data],
-    }
-
-
-def _in_rows(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """Let a figure of half a page's width that would be alone in its row have all of it."""
+def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]:
+    figures: list[dict[str, Any]] = []
+    undrawn = []
+    for name, title, make, wide in FIGURES if len(section.runs) else ():
+        made = make(section)
+        if isinstance(made, str):
+            undrawn.append((title, made))
+            continue
+        switches = [(i, switch, each) for i, (switch, each) in enumerate(made.switches.items()) if len(each) > 1]
+        view = " ".join("0" for _ in made.switches)
+        drawing = {"name": name, "data": made.data, "layout": made.layout, "views": made.views, "view": view}
+        about = {"id": f"{key}-{name}", "title": title, "wide": wide, "switches": switches}
+        figures.append({**about, "drawing": drawing, "figure": made})
     halves = 0
-    for this, after in pairwise((*figures, None)):
-        assert this is not None
-        halves = 0 if this.wide else halves + 1
-        if halves % 2 and (after is None or after.wide):
-            this.wide = True
-    return figures
-
-
-def _figure(key: str, each: Figure) -> dict[str, Any]:
-    start = " ".join("0" for _ in each.switches)
+    for this, after in pairwise([*figures, {"wide": True}]):
+        halves = 0 if this["wide"] else halves + 1
+        this["wide"] |= halves % 2 == 1 and after["wide"]  # a half that would be alone in its row
     return {
         "id": key,
-        "title": each.title,
-        "summary": each.summary,
-        "switches": [(place, switch) for place, switch in enumerate(each.switches) if len(switch.options) > 1],
-        "tables": each.tables,
-        "open_tables": each.open_tables,
-        "wide": each.wide,
-        "drawing": {"data": each.data, "layout": each.layout, "views": each.views, "view": start},
+        "group": section.group,
+        "methods": section.methods,
+        "final": _final(section.group, baseline),
+        "figures": figures,
+        "undrawn": undrawn,
     }
 
 
-def _against(runs: Comparison, baseline: str | None) -> str:
-    """Return the method that the others are tested against."""
-    wanted = [m for m in (baseline, "FedHist") if m in runs.methods]
-    return wanted[0] if wanted else runs.methods[0]
-
-
-def _final(group: Group, runs: Comparison, against: str) -> dict[str, Any]:
+def _final(group: Group, baseline: str | None) -> dict[str, Any]:
     """Return the final table: spreads, intervals, and tests against one method."""
+    runs = group.comparison
     final = {m: {h.seed: 100 * h.final_accuracy for h in runs[m]} for m in runs.methods}
-    several = any(len(each) > 1 for each in final.values())
-    tests = {m: paired(final[against], final[m]) for m in runs.methods if m != against}
+    against = next((method for method in (baseline, "FedHist", *final) if method in final), "")
+    tests = {m: paired(final[against], final[m]) for m in final if m != against}
     known = {m: test for m, test in tests.items() if test is not None}
     corrected = dict(zip(known, holm([test.p for test in known.values()]), strict=True))
-    wilcoxon = any(test.wilcoxon is not None for test in known.values())
-    table = rows(Comparison([run.history for run in (*group.runs, *group.diverged)]), group.target)
-    private, lost = any(row.epsilon is not None for row in table), any(row.diverged for row in table)
-    header = ["method", "seeds", *(["diverged"] if lost else []), "final (%)"]
-    header += [*(["95 % interval"] if several else []), "best (%)"]
-    header += [f"rounds to {100 * group.target:g} %", "mean staleness", *(["ε"] if private else [])]
-    if known:
-        header += [f"{against} minus it", "p", *(["p, corrected"] if len(known) > 1 else [])]
-        header += ["p, Wilcoxon"] if wilcoxon else []
-    best = max(final, key=lambda m: sum(final[m].values()) / len(final[m]))
-    body = []
+    table = rows(Comparison([run.history for run in group.runs]), group.target)
+    diverged = any(row.diverged for row in table)
+    lines: list[dict[str, str]] = []
     for row in table:
-        method = row.method
-        half, centre = half_width(list(final.get(method, {}).values())), 100 * (row.final or 0)
-        line = [method, str(row.seeds), *([str(row.diverged)] if lost else []), percent(row.final, row.final_spread)]
-        if several:
-            line.append("–" if half is None else f"{max(centre - half, 0):.1f} to {min(centre + half, 100):.1f}")
-        line += [percent(row.best, row.best_spread), rounds_to(row), staleness(row)]
-        line += [epsilon(row)] if private else []
-        test = known.get(method)
-        if known:
-            line += [f"{test.mean:+.1f} ± {test.half:.1f}", _p(test.p)] if test else ["–", "–"]
-            if len(known) > 1:
-                line.append(_p(corrected[method]) if test else "–")
-            if wilcoxon:
-                line.append(_p(test.wilcoxon) if test and test.wilcoxon is not None else "–")
-        body.append((method == best, line))
-    note = _how(against, several, tests, known, wilcoxon)
-    if lost:
-        note += " Runs that diverged count in no mean and no test."
-    return {"header": header, "rows": body, "note": note}
+        test = known.get(row.method)
+        line = {
+            "method": row.method,
+            "seeds": str(row.seeds),
+            "diverged": str(row.diverged) if diverged else "",
+            "final (%)": percent(row.final, row.final_spread),
+            "95 % interval": _interval(list(final.get(row.method, {}).values())),
+            "best (%)": percent(row.best, row.best_spread),
+            f"rounds to {100 * group.target:g} %": rounds_to(row),
+            "mean staleness": text("{:.1f}", row.mean_staleness),
+            "ε": "" if row.epsilon is None else epsilon(row),
+        }
+        if test is not None:
+            line |= {f"{against} minus it": f"{test.mean:+.1f} ± {test.half:.1f}", "p": _p(test.p)}
+            line |= {"p, corrected": _p(corrected[row.method])} if len(known) > 1 else {}
+            line |= {"p, Wilcoxon": _p(test.wilcoxon)} if test.wilcoxon is not None else {}
+        lines.append(line)
+    names = dict.fromkeys(name for line in lines for name in line)
+    header = [name for name in names if any(line.get(name) for line in lines)]
+    return {
+        "header": header,
+        "rows": [[line.get(name) or "–" for name in header] for line in lines],
+        "best": next(iter(_ranking(group))) if final else None,
+        "against": against,
+        "pairs": [test.pairs for test in known.values()],
+        "missing": [method for method in tests if method not in known],
+    }
 
 
-def _how(against: str, several: bool, tests: dict[str, Any], known: dict[str, Any], wilcoxon: bool) -> str:
-    note = "Final is the accuracy of the last evaluation on the test set. The highest mean is bold."
-    if not several:
-        return f"{note} With one seed there is no spread to judge differences by; run several (--seeds)."
-    note += " Mean ± standard deviation over seeds; the interval is of the mean (Student's t, cut at 0 and 100)."
-    if known:
-        pairs = min(test.pairs for test in known.values())
-        note += (
-            f" {against} minus it: mean difference over common seeds, at least {pairs}, with its 95 % interval; p is "
-            f"of the two-sided paired t-test"
-        )
-        note += f", corrected for {len(known)} comparisons by Holm's method." if len(known) > 1 else "."
-        if wilcoxon:
-            note += " Wilcoxon's signed-rank test does not assume a normal distribution."
-        elif pairs < FEW:
-            note += f" Wilcoxon's test needs {FEW} seeds to be able to fall below 5 %, and is left out."
-        if pairs <= 3:
-            note += " So few seeds show large differences only."
-    missing = [m for m in tests if m not in known]
-    if missing and len(missing) < 10:
-        note += f" Fewer than two seeds in common with {against}: {listed(missing)}."
-    return note
+def _interval(values: Sequence[float]) -> str:
+    half, centre = half_width(values), sum(values) / max(len(values), 1)
+    return "" if half is None else f"{max(centre - half, 0):.1f} to {min(centre + half, 100):.1f}"
 
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _settings(settings: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return settings with what they mean."""
-    meanings = {name: each.help for name, each in options_of(Trial).items()}
-    meanings |= {
-        "task": "Data and model.",
-        "dataset": "Where the data come from.",
-        "clients": "Number of clients N.",
-        "split": "How labels are divided among the clients.",
-        "beta": "Dirichlet parameter; the smaller, the more skewed.",
-        "rare_class": "A class that only some clients hold.",
-        "rare_clients": "How many clients hold it.",
-        "parameters": "Trainable numbers in the model.",
-        "bytes_per_upload": "Size of one model on the way up or down.",
-        "folder": "Where these runs are.",
-    }
-    return [(key.replace("_", " "), _value(value), meanings.get(key, "")) for key, value in settings.items()]
+def _ranking(group: Group) -> dict[str, str]:
+    """Return the final accuracy of each method, the best first and those that always diverged last."""
+    table = rows(Comparison([run.history for run in group.runs]), group.target)
+    table.sort(key=lambda row: -1 if row.final is None else row.final, reverse=True)
+    return {row.method: DIVERGED if row.final is None else percent(row.final, row.final_spread) for row in table}
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return listed(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _overview(found: Gathered) -> dict[str, Any]:
-    """Return final accuracies, a row for each group."""
-    methods = found.methods[:MOST_METHODS]
-    lines = []
-    for group in found.groups:
-        means = {row.method: row for row in rows(group.comparison, group.target)}
-        best = max(means, key=lambda m: means[m].final or 0)
-        texts = {m: percent(row.final, row.final_spread) for m, row in means.items()}
-        lines.append((group.title, [(m == best, texts.get(m, "–")) for m in methods]))
-    others = len(found.methods) - len(methods)
-    return {"methods": methods, "rows": lines, "others": others}
-
-
-def _lead(found: Gathered) -> str:
+def _lead(found: Gathered, rankings: Sequence[tuple[str, Mapping[str, str]]]) -> str:
     """Return the whole report in a few sentences."""
-    count, groups, methods = len(found.runs), len(found.groups), found.methods
-    text = f"{counted(count, 'run')} of {counted(len(methods), 'method')}"
-    text += f" under {groups} different settings, each compared on its own." if groups > 1 else "."
-    first = found.groups[0]
-    final = {row.method: row for row in rows(first.comparison, first.target)}
-    order = sorted(final, key=lambda m: -(final[m].final or 0))
-    texts = [percent(final[m].final, final[m].final_spread) for m in order]
-    where = f"With {first.title}, " if groups > 1 else ""
-    ends = f"{order[0]} ends {'highest, ' if len(order) > 1 else ''}at {texts[0]} %"
-    if len(order) > 1:
-        ends += f", before {order[1]} with {texts[1]} %"
-    sentence = f"{where}{ends}."
-    return f"{text} {sentence[0].upper()}{sentence[1:]}"
-
-
-def _run_row(folder: Path, history: Any) -> list[str]:
-    seconds = f"{history.wall_seconds:,.0f}"
-    return [str(folder), history.method, str(history.seed), f"{100 * history.final_accuracy:.1f}", seconds]
+    text = f"{counted(len(found.runs), 'run')} of {counted(len(found.methods), 'method')}"
+    text += f" under {len(rankings)} different settings, each compared on its own." if len(rankings) > 1 else "."
+    diverged = sum(run.history.diverged for run in found.runs)
+    if diverged:
+        text += f" {'All' if diverged == len(found.runs) else f'{diverged:,}'} of them diverged."
+    for title, ranking in rankings:
+        ends = [(method, final) for method, final in ranking.items() if final != DIVERGED]
+        if ends:
+            where, several = f"With {title}, " if len(rankings) > 1 else "", len(ends) > 1
+            text += f" {where}{ends[0][0]} ends {'highest, ' if several else ''}at {ends[0][1]} %"
+            return text + (f", before {ends[1][0]} with {ends[1][1]} %." if several else ".")
+    return text

@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FEW = 6
-"""Pairs from which on Wilcoxon's test can fall below 5 % at all."""
+FEWEST_PAIRS = 6  # with which Wilcoxon's test can fall below 5 % at all
 
 
 def half_width(values: Sequence[float]) -> float | None:
     """Return the half-width of the mean's 95 % interval (Student's t); None for fewer than two values."""
     if len(values) < 2:
         return None
-    from scipy.special import stdtrit  # noqa: PLC0415 (scipy.stats would take a second to import)
+    from scipy import stats  # noqa: PLC0415 (a second to import)
 
-    return float(stdtrit(len(values) - 1, 0.975) * statistics.stdev(values) / len(values) ** 0.5)
-
-
-def gaps(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
-    """Return a - b for each seed that both have."""
-    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
-
-
-def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float] | None:
-    """Return the mean of a - b over common seeds and the half-width of its 95 % interval (paired t)."""
-    apart = gaps(a, b)
-    half = half_width(apart)
-    return None if half is None else (statistics.fmean(apart), half)
+    return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One method against another, seed by seed."""
+    """One method against another, seed by seed: the mean difference with its 95 % interval, and two-sided tests."""
 
     mean: float
     half: float
-    """Half-width of the 95 % interval."""
+    """Half-width of the interval."""
     p: float
-    """Of the paired t-test, two-sided."""
+    """Of the paired t-test."""
     wilcoxon: float | None
-    """Of Wilcoxon's signed-rank test, two-sided; None for fewer than six pairs, where it cannot be small."""
+    """Of Wilcoxon's signed-rank test; None for fewer than six pairs, where it cannot be small."""
     pairs: int
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     """Test a - b against zero over common seeds; None for fewer than two."""
-    found = difference(a, b)
-    if found is None:
+    gaps = np.round([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())], 9)  # equal but for rounding: equal
+    half = half_width(gaps.tolist())
+    if half is None:
         return None
-    from scipy.special import stdtr  # noqa: PLC0415
+    from scipy import stats  # noqa: PLC0415
 
-    apart = gaps(a, b)
-    noise = statistics.stdev(apart) / len(apart) ** 0.5
-    # Without noise there is nothing to divide by: either no difference at all or one beyond doubt.
-    p = 2 * float(stdtr(len(apart) - 1, -abs(found[0]) / noise)) if noise > 0 else float(found[0] == 0)
+    # Without spread there is nothing to divide by: no difference at all, or one beyond doubt.
+    p = float(stats.ttest_1samp(gaps, 0).pvalue) if np.ptp(gaps) > 0 else float(gaps[0] == 0)
     wilcoxon = None
-    if len(apart) >= FEW:
-        from scipy import stats  # noqa: PLC0415
+    if len(gaps) >= FEWEST_PAIRS:
+        wilcoxon = float(stats.wilcoxon(gaps).pvalue) if gaps.any() else 1.0
+    return Paired(float(gaps.mean()), half, p, wilcoxon, len(gaps))
 
-        wilcoxon = float(stats.wilcoxon(apart).pvalue) if any(apart) else 1.0
-    return Paired(*found, p, wilcoxon, len(apart))
+
+def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float] | None:
+    """Return the mean of a - b over common seeds and the half-width of its 95 % interval (paired t)."""
+    found = paired(a, b)
+    return None if found is None else (found.mean, found.half)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -78,13 +67,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     """Return Spearman's ρ; 0 where one of the two is constant."""
-    ranks = []
-    for each in (a, b):
-        _, place, count = np.unique(each, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])  # equal values share the mean of their ranks
-    if any(np.ptp(rank) == 0 for rank in ranks):
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    from scipy import stats  # noqa: PLC0415
+
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(stats.spearmanr(a, b).statistic)
 
 
 def tier_shares(times: ArrayLike, counts: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ class Row:
     """How many seeds reached the target."""
     mean_staleness: float | None
     epsilon: float | None
-    """The largest over the seeds; None where nothing is promised."""
+    """The largest over the seeds; None without a privacy guarantee."""
 
 
 def rows(runs: Comparison, target: float) -> list[Row]:
@@ -41,41 +41,47 @@ def _row(method: str, histories: Sequence[History], target: float) -> Row:
     live = [history for history in histories if not history.diverged and history.evaluations]
     final = [history.final_accuracy for history in live]
     best = [history.best_accuracy for history in live]
+    reached = [rounds for history in live if (rounds := history.rounds_to(target)) is not None]
     spent = [history.evaluations[-1].epsilon for history in live]
-    reached = [r for history in live if (r := history.rounds_to(target)) is not None]
-    stale = [history.staleness_between(0, history.rounds)[0] for history in live]
     return Row(
         method=method,
         seeds=len(histories),
-        diverged=len(histories) - len(live),
-        final=_mean(final),
-        final_spread=_spread(final),
-        best=_mean(best),
-        best_spread=_spread(best),
-        rounds_to=_mean(reached),
+        diverged=sum(history.diverged for history in histories),
+        final=mean(final),
+        final_spread=spread(final),
+        best=mean(best),
+        best_spread=spread(best),
+        rounds_to=mean(reached),
         reached=len(reached),
-        mean_staleness=_mean(stale),
+        mean_staleness=mean([history.staleness_between(0, history.rounds)[0] for history in live]),
         epsilon=max((each for each in spent if each is not None), default=None),
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None for no values."""
     return statistics.mean(values) if values else None
 
 
-def _spread(values: Sequence[float]) -> float | None:
+def spread(values: Sequence[float]) -> float | None:
+    """Return the standard deviation; None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def text(form: str, value: float | None) -> str:
+    """Return a number as text; a dash where it is not known."""
+    return "–" if value is None else form.format(value)
 
 
 def percent(value: float | None, spread: float | None) -> str:
     """Return an accuracy in percent, with its spread where there is one."""
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f}" if spread is None else f"{100 * value:.1f} ± {100 * spread:.1f}"
+    if value is None or spread is None:
+        return text("{:.1f}", None if value is None else 100 * value)
+    return f"{100 * value:.1f} ± {100 * spread:.1f}"
 
 
 def rounds_to(row: Row) -> str:
-    """Return how many rounds it takes to the target; of how many seeds, where not all reached it."""
+    """Return the rounds to the target; where not all seeds reached it, how many did."""
     live = row.seeds - row.diverged
     if row.rounds_to is None:
         return "not reached" if live else "–"
@@ -84,14 +90,7 @@ def rounds_to(row: Row) -> str:
 
 def epsilon(row: Row) -> str:
     """Return the privacy spent."""
-    if row.epsilon is None:
-        return "–"
-    return f"{row.epsilon:,.0f}" if row.epsilon >= 100 else f"{row.epsilon:.3g}"
-
-
-def staleness(row: Row) -> str:
-    """Return the mean staleness."""
-    return "–" if row.mean_staleness is None else f"{row.mean_staleness:.1f}"
+    return text("{:,.0f}" if row.epsilon is not None and row.epsilon >= 100 else "{:.3g}", row.epsilon)
 
 
 def columns(found: Sequence[Row], target: float, delta: float) -> list[str]:
@@ -104,6 +103,6 @@ def columns(found: Sequence[Row], target: float, delta: float) -> list[str]:
 def cells(row: Row, found: Sequence[Row]) -> list[str]:
     """Return a row as text, one for each of the columns that these rows need."""
     final, best = percent(row.final, row.final_spread), percent(row.best, row.best_spread)
-    told = [row.method, final, best, rounds_to(row), staleness(row)]
-    told += [epsilon(row)] if any(each.epsilon is not None for each in found) else []
-    return told + ([f"{row.diverged} of {row.seeds}"] if any(each.diverged for each in found) else [])
+    texts = [row.method, final, best, rounds_to(row), text("{:.1f}", row.mean_staleness)]
+    texts += [epsilon(row)] if any(each.epsilon is not None for each in found) else []
+    return texts + ([f"{row.diverged} of {row.seeds}"] if any(each.diverged for each in found) else [])

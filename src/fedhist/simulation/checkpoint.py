@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, number, reason
+from fedhist.errors import FedHistError, InvalidInput, brief, number, reason
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
@@ -184,39 +184,35 @@ class Checkpoints:
             self._lock = None
 
     def found(self) -> list[Saved]:
-        """Return the states there are: those on disk, or those in memory."""
+        """Return the states there are, on disk or in memory."""
         files = [] if self.folder is None else sorted(self.folder.glob("runs-*.safetensors"))
         return list(({file.name: self._read(file) for file in files} | self._kept).values())
 
     def last(self, members: Mapping[int, int], kind: str) -> Saved | None:
         """Return the last state of some runs."""
-        return next((saved for saved in self.found() if (saved.members, saved.kind) == (members, kind)), None)
+        return next((state for state in self.found() if (state.members, state.kind) == (members, kind)), None)
 
     def _read(self, file: Path) -> Saved:
-        tensors, state = snapshot.read(file, KIND)
+        tensors, told = snapshot.read(file, KIND)
         try:
-            members = {int(i): int(place) for i, place in state["members"]}
-            facts = list(state["runs"])
-            by_run: list[dict[str, Tensor]] = [{} for _ in facts]
+            by_run: list[dict[str, Tensor]] = [{} for _ in told["facts"]]
             for name, tensor in tensors.items():
                 place, _, rest = name.partition(".")
                 by_run[int(place)][rest] = tensor
-            saved = Saved(members, str(state["kind"]), int(state["round"]), float(state["wall_seconds"]), facts, by_run)
-            for i, told in zip(members, state["described"], strict=True):
+            descriptions, members = told.pop("described"), {int(i): int(d) for i, d in told.pop("members")}
+            state = Saved(members=members, tensors=by_run, **told)
+            for i, stored in zip(members, descriptions, strict=True):
                 if i >= len(self.trials):
                     raise FedHistError(f"{file} holds a run that is not among these {len(self.trials)}.")
-                self._compare(file, i, told)
+                for name, value in self._described(i).items():
+                    if stored.get(name) != value:
+                        raise FedHistError(
+                            f"{file} holds another run: {name} is {brief(stored.get(name))} there and {brief(value)} "
+                            "here; use another folder."
+                        )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise FedHistError(f"{file} is damaged: {error!r}.") from error
-        return saved
-
-    def _compare(self, file: Path, i: int, stored: Mapping[str, Any]) -> None:
-        for name, value in self._described(i).items():
-            if stored.get(name) != value:
-                raise FedHistError(
-                    f"{file} holds another run: {name} is {stored.get(name)!r} there and {value!r} here; "
-                    "use another folder."
-                )
+        return state
 
     def _described(self, i: int) -> dict[str, Any]:
         """Return what must be the same about a trial that is resumed."""
@@ -234,40 +230,35 @@ class Checkpoints:
         """Return whether it is time to save."""
         return self.every == 0 or time.perf_counter() - self._last >= max(self.every, self._cost / TIME_SHARE)
 
-    def save(self, saved: Saved) -> None:
-        """Save a state; if a file cannot be written, warn and continue."""
+    def save(self, state: Saved) -> None:
+        """Save a state; if its file cannot be written, warn and keep it in memory."""
         started = time.perf_counter()
-        if self.folder is None or not self._written(self.folder / saved.file, saved):
-            copies = [{name: t.detach().to("cpu", copy=True) for name, t in each.items()} for each in saved.tensors]
-            self._kept[saved.file] = replace(saved, tensors=copies)
+        if self.folder is None or not self._written(self.folder / state.file, state):
+            copies = [{name: t.detach().to("cpu", copy=True) for name, t in each.items()} for each in state.tensors]
+            self._kept[state.file] = replace(state, tensors=copies)
         self._last = time.perf_counter()
         self._cost = self._last - started
 
-    def _written(self, file: Path, saved: Saved) -> bool:
-        tensors = {f"{place}.{name}": t for place, each in enumerate(saved.tensors) for name, t in each.items()}
-        about = {
-            "members": list(saved.members.items()),
-            "kind": saved.kind,
-            "round": saved.round,
-            "wall_seconds": saved.wall_seconds,
-            "runs": saved.facts,
-            "described": [self._described(i) for i in saved.members],
-        }
+    def _written(self, file: Path, state: Saved) -> bool:
+        tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
+        told = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
+        told |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
         try:
-            snapshot.write(file, KIND, tensors, about)
-            self._failing = False
-            return True
+            snapshot.write(file, KIND, tensors, told)
         except OSError as error:
             if not self._failing:  # once is enough, until it has worked again
                 kept = "the one before is still there" if file.exists() else "there is none before it"
                 warnings.warn(
-                    f"the checkpoint after round {saved.round} could not be written to {self.folder} "
+                    f"the checkpoint after round {state.round} could not be written to {self.folder} "
                     f"({error.strerror or error}); the run continues, and {kept}.",
                     CheckpointWarning,
                     stacklevel=2,
                 )
             self._failing = True
             return False
+        self._failing = False
+        self._kept.pop(state.file, None)
+        return True
 
 
 def described(trial: Trial) -> dict[str, Any]:

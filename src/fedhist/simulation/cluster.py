@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from fedhist.errors import FedHistError, InvalidInput
+from fedhist.errors import DivergedError, FedHistError, InvalidInput
 from fedhist.simulation.trial import Trial
 from fedhist.store.history import History
 
@@ -16,9 +16,13 @@ RETRIES = 3
 
 
 def spread(
-    trials: Sequence[Trial], device: str, trainer: str, on_round: Callable[[int, Sequence[History]], None] | None
+    run: Callable[..., list[History]],
+    trials: Sequence[Trial],
+    device: str,
+    trainer: str,
+    on_round: Callable[[int, Sequence[History]], None] | None,
 ) -> list[History]:
-    """Run trials on the workers of a Ray cluster; return their histories in the same order.
+    """Let the workers of a Ray cluster `run` trials; return their histories in the same order.
 
     The cluster is the one this process is connected to, or the one ``RAY_ADDRESS`` names, or one of this
     machine's own. With GPUs, each gets an equal part of the trials, to train as one batch; without, every
@@ -47,7 +51,8 @@ def spread(
         tasks = {id(trial.task): ray.put(trial.task) for trial in trials}  # sent once, not with every trial
         for piece in pieces:
             parts = [(tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece]
-            pending[work.remote([ref for ref, _ in parts], [rest for _, rest in parts], device, trainer)] = piece
+            refs, rests = [ref for ref, _ in parts], [rest for _, rest in parts]
+            pending[work.remote(run, refs, rests, device, trainer)] = piece
         histories: dict[int, History] = {}
         while pending:
             (ready,), _ = ray.wait(list(pending), num_returns=1)
@@ -62,27 +67,33 @@ def spread(
             histories |= zip(piece, done, strict=True)
             if on_round:
                 on_round(trials[piece[0]].rounds, done)
-        return [histories[i] for i in range(len(trials))]
+        found = [histories[i] for i in range(len(trials))]
+        if all(history.diverged for history in found):
+            diverged = DivergedError(f"{trials[0]}: {found[0].events[-1]['reason']}.")
+            diverged.histories = found
+            raise diverged
+        return found
     finally:
-        for left in pending:  # after an error or an interruption nobody waits for the rest
+        for left in pending:  # after an error or an interruption their results are not wanted
             ray.cancel(left, force=True)
         if started_here:
             ray.shutdown()
 
 
 def _without_task(trial: Trial) -> dict[str, Any]:
-    names = [
-        field.name for field in fields(trial) if field.init and field.name not in ("strategy", "task", "objective")
-    ]
+    names = {field.name for field in fields(trial) if field.init} - {"strategy", "task", "objective"}
     return {"strategy": trial.method, **{name: getattr(trial, name) for name in names}}
 
 
-def _piece(tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str) -> list[History]:
+def _piece(
+    run: Callable[..., list[History]], tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str
+) -> Sequence[History]:
     """Run some trials; this happens on a worker."""
     import ray  # noqa: PLC0415
 
-    from fedhist.simulation.engine import simulate_many  # noqa: PLC0415
-
     known = {ref: ray.get(ref) for ref in tasks}  # one object for each task, so that trials share its data
     trials = [Trial(task=known[ref], **rest) for ref, rest in zip(tasks, rests, strict=True)]
-    return simulate_many(trials, device=device, trainer=trainer)
+    try:
+        return run(trials, device=device, trainer=trainer)
+    except DivergedError as error:  # those on other workers may not have
+        return error.histories

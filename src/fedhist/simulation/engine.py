@@ -31,7 +31,7 @@ from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
 from fedhist.store.history import Comparison, History, run_name
-from fedhist.store.recording import check_room
+from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import Strategy
 
 OnRound = Callable[[int, Sequence[History]], None]
@@ -86,9 +86,11 @@ def compare(
     for name in (names := [method.name for method in chosen]):
         require(names.count(name) == 1, f"methods names {name} twice.")
     told, how = _divided("compare", options, without=("seed",))
+    tasks = _tasks(task, seeds)
     trials = [
         Trial(method, own, seed=seed, record=_folder(record, method.name, seed), **told)
-        for method, (seed, own) in ((m, each) for m in chosen for each in _tasks(task, seeds).items())
+        for method in chosen
+        for seed, own in tasks.items()
     ]
     return Comparison(simulate_many(trials, **how))
 
@@ -164,13 +166,15 @@ def simulate_many(
         require(not any(trial.record for trial in trials), "engine='ray' cannot record; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
-        return spread(trials, str(choice("device", str(device), ("auto", "cpu", "cuda"))), trainer, on_round)
+        where = choice("device", str(device), ("auto", "cpu", "cuda"))
+        return spread(simulate_many, trials, where, trainer, on_round)
     devices = devices_of(device)
     recordings = [trial.record for trial in trials if trial.record is not None]
     require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
     with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every)) as saved:
         tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
-        check_room(tapes, resumed=saved.resumed)
+        if not saved.resumed:
+            check_room(tapes, resumable=checkpoint is not None)
         return _Engine(plan(trials, trainer, devices[0]), devices, on_round, saved).run()
 
 
@@ -189,8 +193,7 @@ class _Engine:
         self, plans: Sequence[Plan], devices: Sequence[torch.device], on_round: OnRound | None, saved: Checkpoints
     ) -> None:
         self.plans, self.devices, self.on_round, self.saved = plans, devices, on_round, saved
-        self.histories: dict[int, History] = {}
-        self.diverged: dict[int, DivergedError] = {}
+        self.done: dict[int, tuple[History, DivergedError | None]] = {}
 
     def run(self) -> list[History]:
         """Return the histories of all runs."""
@@ -198,63 +201,64 @@ class _Engine:
         for i, each in enumerate(self.plans):
             together.setdefault(each.together, []).append(i)
         for numbers in together.values():
-            self._together(numbers)
+            for members, before in self._waves(numbers):
+                self._take(self.plans[numbers[0]], members, before)
         for i, each in enumerate(self.plans):
-            if i not in self.histories:  # it met a bad upload
+            if i not in self.done:  # it met a bad upload
                 rest = each.one_by_one()
-                saved = next(s for s in self.saved.found() if s.kind == rest.kind and i in s.members)
-                self._wave(rest, saved.members, saved)
-        if len(self.diverged) == len(self.plans):
-            self.diverged[0].histories = [self.histories[i] for i in range(len(self.plans))]
-            raise self.diverged[0]
-        for i, each in enumerate(self.plans):
+                before = next(state for state in self.saved.found() if state.kind == rest.kind and i in state.members)
+                self._take(rest, before.members, before)
+        histories = [self.done[i][0] for i in range(len(self.plans))]
+        errors = [error for _, error in self.done.values() if error is not None]
+        if len(errors) == len(self.plans):
+            errors[0].histories = histories
+            raise errors[0]
+        for each, history in zip(self.plans, histories, strict=True):
             if each.trial.record is not None:
-                self.histories[i].save(each.trial.record)
-        return [self.histories[i] for i in range(len(self.plans))]
+                history.save(each.trial.record)
+        return histories
 
-    def _together(self, numbers: Sequence[int]) -> None:
-        """Carry out runs that may take their rounds together, those that were begun together first."""
+    def _waves(self, numbers: Sequence[int]) -> Iterator[tuple[Mapping[int, int], Saved | None]]:
+        """Return which of some runs take their rounds together: those begun together, then those that fit together."""
         first, device = self.plans[numbers[0]], self.devices[0]
-        begun = [saved for saved in self.saved.found() if not saved.members.keys().isdisjoint(numbers)]
-        for saved in begun:
-            if saved.kind not in (first.kind, first.one_by_one().kind):
+        begun = [state for state in self.saved.found() if not state.members.keys().isdisjoint(numbers)]
+        for state in begun:
+            if state.kind not in (first.kind, first.one_by_one().kind):
                 raise FedHistError(
-                    f"{self.saved.folder} was written by trainer={saved.kind!r} and cannot be resumed to the bit with "
+                    f"{self.saved.folder} was written by trainer={state.kind!r} and cannot be resumed to the bit with "
                     f"{first.kind!r}; use the device and the trainer it was begun with."
                 )
-        begun = [saved for saved in begun if saved.kind == first.kind]
-        fresh = [i for i in numbers if not any(i in saved.members for saved in begun)]
+        begun = [state for state in begun if state.kind == first.kind]
+        yield from ((state.members, state) for state in begun)
+        fresh = [i for i in numbers if not any(i in state.members for state in begun)]
         needs = dict(zip(fresh, memory_needed([self.plans[i] for i in fresh], device), strict=True))
         tasks = {self.plans[i].trial.task.data: self.plans[i].trial.task for i in numbers}
         data = sum(task.bytes_for(device) for task in tasks.values())
         budgets = [available(each) - data for each in self.devices]
-        names = [str(each.trial) for each in self.plans]
-        waves = [(saved.members, saved) for saved in begun]
-        for members, before in [*waves, *((wave, None) for wave in in_waves(needs, budgets, names))]:
-            self._wave(first, members, before)
+        yield from ((wave, None) for wave in in_waves(needs, budgets, [str(each.trial) for each in self.plans]))
 
-    def _wave(self, first: Plan, members: Mapping[int, int], before: Saved | None) -> None:
+    def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None) -> None:
         """Take some runs through all their rounds."""
         leaving: dict[int, int] = {}
-        if first.scheduled:
-            apart = [saved for saved in self.saved.found() if saved.kind == first.one_by_one().kind]
-            leaving = {i: saved.round + 1 for saved in apart for i in saved.members}
+        if first.scheduled:  # runs that have left already are saved apart
+            apart = [state for state in self.saved.found() if state.kind == first.one_by_one().kind]
+            leaving = {i: state.round + 1 for state in apart for i in state.members if i in members}
         silent = 0
         while True:
-            runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[at]) for i, at in members.items()}
+            runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[d]) for i, d in members.items()}
             with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
                 wave = _Wave(first, members, runs, source, self.saved, leaving)
                 try:
                     wave.advance(before, self.on_round, silent)
+                    break
                 except _Rewind as rewind:
                     leaving |= rewind.leaving
                     silent = max(silent, rewind.round)
                     before = self.saved.last(members, first.kind)
-                    continue
-            done = {i: run for i, run in runs.items() if not run.left}
-            self.histories |= {i: run.finish() for i, run in done.items()}
-            self.diverged |= {i: run.server.diverged for i, run in done.items() if run.server.diverged}
-            return
+        for i, run in runs.items():
+            if not run.left:
+                run.finish()
+                self.done[i] = run.server.history, run.server.diverged
 
 
 class _Wave:
@@ -269,14 +273,14 @@ class _Wave:
         saved: Checkpoints,
         leaving: Mapping[int, int],
     ) -> None:
-        self.first, self.members, self.by_number, self.source, self.saved = first, members, runs, source, saved
-        self.runs = list(runs.values())
-        self.leaving = {i: round_ for i, round_ in leaving.items() if i in runs}
-        """Runs that have to be carried out one by one from some round on."""
+        self.first, self.members, self.source, self.saved = first, members, source, saved
+        self.runs, self.by_number = list(runs.values()), runs
+        self.leaving = leaving
+        """Runs that have to be carried out one by one, and from which round on."""
         self.asked: list[int] = []
 
     def advance(self, before: Saved | None, on_round: OnRound | None, silent: int) -> None:
-        """Take all rounds that are left; `on_round` has heard of those up to `silent`."""
+        """Take all rounds that are left; `on_round` has been called for those up to `silent`."""
         trial, done = self.first.trial, 0
         if before is not None:
             put_back(before, self.runs, self.source)
@@ -294,13 +298,13 @@ class _Wave:
                 if not any(run.active for run in self.runs):
                     break
                 self.source.play(Server.close)  # Eq. 4
-                if round_ % (trial.eval_every or 1) == 0 or round_ == trial.rounds:
+                if round_ % trial.eval_every == 0 or round_ == trial.rounds:
                     self._look(round_)
                     self._evaluate(round_)
                 for run in self.runs:
                     run.server.history.wall_seconds = time.perf_counter() - started
-                    if run.server.tape is not None and not run.left:
-                        run.server.tape.after(round_)
+                for tape in self._tapes():
+                    tape.after(round_)
                 if on_round and round_ > silent:
                     on_round(round_, self._histories())
                 self._let_leave(round_)
@@ -309,45 +313,45 @@ class _Wave:
     def _histories(self) -> list[History]:
         return [run.server.history for run in self.runs if not run.left]
 
+    def _tapes(self) -> list[Tape]:
+        return [run.server.tape for run in self.runs if run.server.tape is not None and not run.left]
+
     def _look(self, round_: int) -> None:
         """Notice bad uploads in rounds that were closed without a look at them."""
         numbers = list(self.members)
-        met = {numbers[place]: first for place, first in self.source.look().items()}
-        if met:
+        if met := {numbers[place]: first for place, first in self.source.look().items()}:
             raise _Rewind(met, round_)
 
     def _evaluate(self, round_: int) -> None:
-        if not any(run.server.diverged is None and not run.left for run in self.runs):
-            return
-        for run, score in zip(self.runs, self.source.evaluate(), strict=True):
-            if run.server.diverged is None and not run.left:
-                server = run.server
-                server.evaluated(round_, score.accuracy, score.loss, score.per_class, server.strategy.epsilon())
-                server.trace(round_)
+        live = [run.server.diverged is None and not run.left for run in self.runs]
+        scores = self.source.evaluate() if any(live) else []
+        for run, score, alive in zip(self.runs, scores, live, strict=False):
+            if alive:
+                epsilon = run.server.strategy.epsilon()
+                run.server.evaluated(round_, score.accuracy, score.loss, score.per_class, epsilon)
+                run.server.trace(round_)
 
     def _let_leave(self, round_: int) -> None:
         """Set runs apart whose next round must be taken upload by upload."""
         for i, run in self.by_number.items():
-            if run.left or self.leaving.get(i) != round_ + 1:
-                continue
-            self._look(round_)
-            if run.server.tape is not None:
-                run.server.tape.write(round_, flush=True)
-            state = taken(self.members, self.first.kind, round_, self.runs, self.source)
-            self.saved.save(state.only(i, self.first.one_by_one().kind))
-            run.left = True
+            if not run.left and self.leaving.get(i) == round_ + 1:
+                self._look(round_)
+                if run.server.tape is not None:
+                    run.server.tape.write(round_, flush=True)
+                state = taken(self.members, self.first.kind, round_, self.runs, self.source)
+                self.saved.save(state.only(i, self.first.one_by_one().kind))
+                run.left = True
 
     def _save_if_due(self, round_: int) -> None:
         """Save if it is time, and stop if that was asked for."""
-        folder = self.saved.folder is not None
-        finished = all(not run.active or round_ == run.trial.rounds for run in self.runs)
-        if (folder and (finished or self.asked)) or ((folder or self.first.scheduled) and self.saved.due()):
+        on_disk = self.saved.folder is not None
+        last = round_ == self.first.trial.rounds or not any(run.active for run in self.runs)
+        if (on_disk and (last or self.asked)) or ((on_disk or self.first.scheduled) and self.saved.due()):
             self._look(round_)
-            for run in self.runs:
-                if run.server.tape is not None and not run.left:
-                    run.server.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
+            for tape in self._tapes():
+                tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
             self.saved.save(taken(self.members, self.first.kind, round_, self.runs, self.source))
-        elif folder and round_ == 1:  # rather than after an hour
+        elif on_disk and round_ == 1:  # rather than after an hour
             for run in self.runs:
                 run.server.refuse_hidden_state()
         if self.asked:
@@ -357,10 +361,9 @@ class _Wave:
     def _recording(self, done: int) -> Iterator[None]:
         """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
         with contextlib.ExitStack() as stack:
-            for run in self.runs:
-                if run.server.tape is not None:
-                    stack.enter_context(contextlib.closing(run.server.tape))
-                    run.server.tape.begin(done)
+            for tape in self._tapes():
+                stack.enter_context(contextlib.closing(tape))
+                tape.begin(done)
             yield
             for run in self.runs:
                 if run.server.tape is not None and run.server.round == run.trial.rounds and not run.left:

@@ -27,7 +27,7 @@ from fedhist.simulation.sources.batch import Batch
 from fedhist.simulation.sources.group import BLOCK, LARGEST_TABLE
 from fedhist.simulation.sources.queue import Queue
 from fedhist.simulation.trial import Trial
-from fedhist.simulation.versions import holders_of, plan_versions
+from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies.memory import buffer_bytes
 from fedhist.world.clock import make_schedule
@@ -92,8 +92,7 @@ def _arriving(trial: Trial) -> Arriving:
         return Arriving(trial.schedule, plan_versions(trial.schedule))  # type: ignore[arg-type]
     clients = trial.task.num_clients
     schedule = make_schedule(clients, trial.k, trial.rounds, trial.speeds, trial.seed, trial.concurrency)
-    holders = holders_of(trial.rounds, trial.k, trial.concurrency or clients)
-    return Arriving(schedule, plan_versions(schedule, holders))
+    return Arriving(schedule, plan_versions(schedule, trial.concurrency or clients))
 
 
 def _trainer(name: str, trial: Trial, device: torch.device) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedhist.clients.objectives import CrossEntropy
 from fedhist.errors import FedHistError, require
@@ -29,11 +28,12 @@ from fedhist.store.files import whole_file
 from fedhist.store.history import ROWS, History
 from fedhist.store.recording import Recording
 from fedhist.strategies import Strategy
+from fedhist.strategies.screening import norm_of
 
 Floats = NDArray[np.float64]
 
 WHAT_IT_IS = (
-    "The uploads were computed from the models of the recorded run. So this tells how aggregation differs, not how "
+    "The uploads were computed from the models of the recorded run. So this shows how aggregation differs, not how "
     "well another method would have learned: for that, simulate it."
 )
 
@@ -48,12 +48,12 @@ class Replay:
     staleness: NDArray[np.int64]
     """``(rounds, K)``."""
     weights: Floats
-    """``(rounds, K)``: the weight that each upload is given; NaN for a strategy that does not tell."""
+    """``(rounds, K)``: the weight that each upload is given; NaN for a strategy that does not say."""
     recorded_weights: Floats
     cosine: Floats
     """``(rounds,)``: between the two updates of each round; NaN where one of them is zero."""
     norm: Floats
-    """``(rounds,)``: how long the update is."""
+    """``(rounds,)``: the length of the update."""
     recorded_norm: Floats
     distance: Floats
     """``(rounds,)``: between the two models after each round."""
@@ -77,41 +77,34 @@ class Replay:
     def by_staleness(self) -> list[dict[str, Any]]:
         """Return the mean weights of uploads by their staleness, in groups that double: 1, 2, 3-4, 5-8 and so on."""
         group = np.ceil(np.log2(self.staleness)).astype(np.int64)
-        rows = []
-        for each in np.unique(group).tolist():
-            among = group == each
-            rows.append(
-                {
-                    "from": 2 ** (each - 1) + 1 if each else 1,
-                    "to": 2**each,
-                    "uploads": int(among.sum()),
-                    "weight": _known(self.weights[among].mean()),
-                    "recorded_weight": _known(self.recorded_weights[among].mean()),
-                }
-            )
-        return rows
+        return [
+            {
+                "from": 2 ** (each - 1) + 1 if each else 1,
+                "to": 2**each,
+                "uploads": int((group == each).sum()),
+                "weight": _known(self.weights[group == each].mean()),
+                "recorded_weight": _known(self.recorded_weights[group == each].mean()),
+            }
+            for each in np.unique(group).tolist()
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the replay as a whole; None where there is none."""
+        known = self.cosine[np.isfinite(self.cosine)]
         figures = {
             "weight_distance": self.weight_distance.mean(),
             "weight_correlation": self.weight_correlation,
-            "cosine": _mean(self.cosine),
-            "lowest_cosine": np.nanmin(self.cosine) if np.isfinite(self.cosine).any() else math.nan,
+            "cosine": known.mean() if len(known) else math.nan,
+            "lowest_cosine": known.min(initial=math.inf),
             "norm": self.norm.mean(),
             "recorded_norm": self.recorded_norm.mean(),
             "final_distance": self.distance[-1],
             "travelled": self.travelled,
             "recorded_travelled": self.recorded_travelled,
         }
-        return {
-            "method": self.method,
-            "recorded": self.recorded,
-            "rounds": len(self.norm),
-            "k": self.weights.shape[1],
-            **{name: _known(value) for name, value in figures.items()},
-            "by_staleness": self.by_staleness(),
-        }
+        rounds, k = self.weights.shape
+        about = {"method": self.method, "recorded": self.recorded, "rounds": rounds, "k": k}
+        return {**about, **{n: _known(v) for n, v in figures.items()}, "by_staleness": self.by_staleness()}
 
     def save(self, folder: str | Path) -> Path:
         """Write `replay.json` and `rounds.csv` into a folder."""
@@ -141,10 +134,6 @@ def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mean(values: Floats) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
-
-
 def replay(
     recording: Recording | str | Path,
     strategy: Strategy | str | Method,
@@ -165,43 +154,27 @@ def replay(
     tape = recording if isinstance(recording, Recording) else Recording(recording)
     about, history = tape.about, tape.history
     options = ServerOptions(strategy, k=about.k, server_lr=about.server_lr)
+    name = options.method.name
     require(
         isinstance(options.method.objective, CrossEntropy),
-        f"{options.method.name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
+        f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
     )
-    empty = History(options.method.name, about.seed, history.task, *(getattr(history, name)[:0] for name in ROWS))
+    empty = History(name, about.seed, history.task, *(getattr(history, row)[:0] for row in ROWS))
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
-    source, recorded = RecordedUploads(tape, server), tape.start.clone()
+    source, recorded, start = RecordedUploads(tape, server), tape.start.clone(), tape.start.double()
     rows = np.full((4, about.rounds), np.nan)
     with torch.no_grad():
-        for round_ in range(1, about.rounds + 1):
+        for row in rows.T:
             for _, arrivals in source.next():
-                update, reference = server.close(arrivals), tape.update(round_)
-            recorded.sub_(reference, alpha=about.server_lr)
-            norms = _norm(update), _norm(reference)
+                update, reference = server.close(arrivals).double(), tape.update(server.round + 1)
+                recorded.sub_(reference, alpha=about.server_lr)
+            norms = norm_of(update), norm_of(reference.double())
             if not math.isfinite(math.prod(norms)):
-                raise FedHistError(
-                    f"{options.method.name} makes no finite update of the uploads recorded in round {round_}."
-                )
-            dot = float(update.double() @ reference.double())
-            cosine = dot / math.prod(norms) if math.prod(norms) > 0 else math.nan
-            rows[:, round_ - 1] = np.clip(cosine, -1, 1), *norms, _norm(server.model.double() - recorded.double())
+                raise FedHistError(f"{name} makes no finite update of the uploads recorded in round {server.round}.")
+            cosine = float(update @ reference.double()) / math.prod(norms) if math.prod(norms) > 0 else math.nan
+            row[:] = np.clip(cosine, -1, 1), *norms, norm_of(server.model.double() - recorded.double())
             if on_round:
                 on_round()
-    return Replay(
-        options.method.name,
-        about.method,
-        history.staleness,
-        empty.weights.astype(np.float64),
-        history.weights.astype(np.float64),
-        cosine=rows[0],
-        norm=rows[1],
-        recorded_norm=rows[2],
-        distance=rows[3],
-        travelled=_norm(server.model.double() - tape.start.double()),
-        recorded_travelled=_norm(recorded.double() - tape.start.double()),
-    )
-
-
-def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    weights, recorded_weights = (each.weights.astype(np.float64) for each in (empty, history))
+    travelled = (norm_of(model.double() - start) for model in (server.model, recorded))
+    return Replay(name, about.method, history.staleness, weights, recorded_weights, *rows, *travelled)

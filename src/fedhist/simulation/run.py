@@ -71,7 +71,7 @@ class Run:
             history,
             seed=trial.seed,
             tape=tape,
-            eval_every=trial.eval_every or 1,
+            eval_every=trial.eval_every,
             name=str(trial),
             hint=f"check the data and the learning rate lr={trial.local.lr:g}",
         )
@@ -84,6 +84,7 @@ class Run:
             self.adversary = Adversary(trial.attack, task.num_clients, trial.seed, device)
             self.task = self.adversary.poisoned(task)
             who = self.adversary.clients.tolist()
+            self.server.attackers = frozenset(who)
             self.server.note(0, 0.0, "attack", attack=repr(trial.attack), clients=who)
 
     @property
@@ -96,14 +97,12 @@ class Run:
         pure = [type(each) for each in (self.trial.method.objective, self.trial.attack) if each is not None]
         return self.server.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
 
-    def finish(self) -> History:
-        """Return the history, with the final model in it unless the run diverged."""
-        if self.server.diverged is not None:
-            return self.server.history
-        module = self.trial.task.build(self.trial.seed)
-        self.trial.task.layout.load(module, self.server.model.cpu())
-        self.server.history.model = module.state_dict()
-        return self.server.history
+    def finish(self) -> None:
+        """Put the final model into the history, unless the run diverged."""
+        if self.server.diverged is None:
+            module = self.trial.task.build(self.trial.seed)
+            self.trial.task.layout.load(module, self.server.model.cpu())
+            self.server.history.model = module.state_dict()
 
 
 def _about_clients(trial: Trial) -> dict[str, NDArray[Any]]:

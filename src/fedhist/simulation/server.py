@@ -24,6 +24,8 @@ from fedhist.strategies.screening import Screen, Verdict, norm_of
 
 MOST_EVENTS = 100_000
 """Events of a run that are kept: clients must not fill the disk."""
+ENOUGH_BAD = 5
+"""Bad uploads of one round that are more than an accident."""
 MOST_TRACES = 200
 """Evaluations at which the strategy is asked for traces, at most; of more, as many at even distances."""
 
@@ -68,6 +70,8 @@ class Server:
         self.screen = Screen(options.bad_updates, options.max_norm_ratio)
         self.round = 0
         """Rounds that are closed."""
+        self.attackers: frozenset[int] = frozenset()
+        """Clients that are known to attack, in a simulation of it."""
         self.diverged: DivergedError | None = None
         """Why this run has ended early."""
         self._name, self._hint = name or options.method.name, hint
@@ -82,12 +86,15 @@ class Server:
         """Take note of the model's length, against which the lengths of uploads are judged."""
         self.screen.model = norm_of(self.model)
 
-    def judge(self, norms: Sequence[float]) -> Verdict:
-        """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad."""
-        verdict = self.screen.judge(norms)
-        what = None if self.screen.policy == "stop" else verdict.diverged(self.options.k)
-        if what is not None:
-            self.diverge(self.round + 1, f"in round {self.round + 1} {what}")
+    def judge(self, norms: Sequence[float], clients: Sequence[int]) -> Verdict:
+        """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad.
+
+        Then it is the run that has gone wrong, not a few clients. Those that are known to attack do not count.
+        """
+        verdict, round_, k = self.screen.judge(norms), self.round + 1, len(norms)
+        reasons = [reason for place, reason in verdict.rejected.items() if clients[place] not in self.attackers]
+        if self.screen.policy != "stop" and 2 * len(reasons) > k and len(reasons) >= ENOUGH_BAD:
+            self.diverge(round_, f"in round {round_} {len(reasons)} of {k} uploads are bad ({reasons[-1]})")
         return verdict
 
     def close(self, arrivals: Arrivals) -> Tensor:
@@ -124,15 +131,10 @@ class Server:
         self.round += count
         self._show_rows()
 
-    def keep_arrivals(self, arrivals: Arrivals, arrived: ArrayLike) -> None:
-        """Write down the round that was closed just now."""
+    def keep_round(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike) -> None:
+        """Write down the round that was closed just now, and check the model it made."""
         weights = self.strategy.last_weights
-        self.keep(
-            arrivals.clients.cpu().numpy(),
-            arrivals.staleness.cpu().numpy(),
-            arrived,
-            None if weights is None else weights.detach().cpu().numpy(),
-        )
+        self.keep(clients, staleness, arrived, None if weights is None else weights.detach().cpu().numpy())
         self.check_model()
 
     def _show_rows(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhist.clients.local import LocalSGD
 from fedhist.errors import InvalidInput, number, rate, require, whole
-from fedhist.options import option, options_of, part, plain, values_of
+from fedhist.options import documented, option, options_of, part, plain, values_of
 
 if TYPE_CHECKING:
     from fedhist.clients.objectives import Objective
@@ -26,35 +26,27 @@ if TYPE_CHECKING:
     from fedhist.world.speeds import Speeds
 
 
+@documented
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ServerOptions:
     """What every server is told, simulated or deployed.
 
-    Parameters
-    ----------
-    strategy
-        A strategy, or a method's name such as "fedhist" or "moon". The object is copied, not changed.
-    k
-        Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).
-    server_lr
-        `η` in Eq. 4.
-    bad_updates
-        What to do with an upload that holds NaN, is absurdly long or is not what was asked for: "reject" it,
-        "clip" it if only its length is wrong, or "stop".
-    max_norm_ratio
-        How many times as long as usual an upload may be; up to ten times the model's length it always may.
-    record
-        A folder in which to keep all uploads, for :func:`fedhist.replay`, and the history.
-    record_dtype
-        "float16" or "bfloat16" to keep them in half the size; by default the model's own precision.
+    `strategy` is a strategy, which is copied and not changed, or a method's name such as "fedhist" or "moon".
     """
 
     strategy: Strategy | str | Method = dataclasses.field(kw_only=False)
-    k: int = option(10, "Uploads that close a round.", "Method")
-    server_lr: float = option(1.0, "The server's learning rate.", "Method")
-    bad_updates: str = option("reject", "What to do with a bad upload: reject, clip or stop.", "Faults")
-    max_norm_ratio: float = option(1000.0, "How many times as long as usual an upload may be.", "Faults")
-    record: Path | None = option(None, "Keep all uploads, for `fedhist replay`.", "Run", compared=False)
+    k: int = option(10, "Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).", "Method")
+    server_lr: float = option(1.0, "The server's learning rate, η in Eq. 4.", "Method")
+    bad_updates: str = option(
+        "reject",
+        "What to do with an upload that holds NaN, is absurdly long or is not what was asked for: reject it, clip it "
+        "if only its length is wrong, or stop.",
+        "Faults",
+    )
+    max_norm_ratio: float = option(
+        1000.0, "How many times as long as usual an upload may be; up to ten times the model's length it may.", "Faults"
+    )
+    record: Path | None = option(None, "Keep all uploads in this folder, for `fedhist replay`.", "Run", compared=False)
     record_dtype: str | None = option(
         None, "float16 or bfloat16 to keep uploads in half the size.", "Run", compared=False
     )
@@ -78,44 +70,14 @@ class ServerOptions:
             object.__setattr__(self, name, value)
 
 
+@documented
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trial(ServerOptions):
     """One run to be simulated: a method, on a task, with a seed.
 
-    Where an object is expected, a text such as "pareto:alpha=1" does as well, as on the command line.
-    Options not listed here are those of :class:`ServerOptions`: `strategy`, `k`, `server_lr`, `bad_updates`,
-    `max_norm_ratio`, `record` and `record_dtype`.
-
-    Parameters
-    ----------
-    task
-        Model, data and clients.
-    rounds
-        Rounds to run.
-    local
-        The clients' work; by default ``LocalSGD()`` with the task's own learning rate, if it has one.
-    speeds
-        How long clients take; ``LogNormal()`` by default.
-    seed
-        Seed of the schedule, the batches and, where `task.model` is a function, the initial weights.
-    objective
-        What clients minimise, if not what the method says.
-    concurrency
-        Clients at work at a time; all by default.
-    eval_every
-        Rounds between evaluations; by default a twentieth of the rounds, at most 100. The last round is always
-        evaluated.
-    schedule
-        Recorded arrivals instead of `speeds`: the history of a deployment or of another run, or the path of a file
-        for :func:`fedhist.read_schedule`.
-    schedule_clients
-        What names a client in that file: "ids", "labels" or "auto".
-    faults
-        How uploads break on their way.
-    attack
-        What some of the clients do, such as ``SignFlip(share=0.2)``; by default nobody attacks.
-    target
-        The accuracy that tables and reports count the rounds to.
+    `local` is the clients' work, by default ``LocalSGD()`` with the task's own learning rate if it has one; `objective`
+    is what clients minimise, if not what the method says; `schedule` may also be the history of a run or a
+    :class:`Schedule`. Where an object is expected, a text such as "pareto:alpha=1" will do.
     """
 
     task: Task = dataclasses.field(kw_only=False)
@@ -130,7 +92,7 @@ class Trial(ServerOptions):
         "Speeds",
     )
     schedule: History | Schedule | None = option(
-        None, "A CSV or JSONL file with client, start and end of each training, instead of speeds.", "Speeds"
+        None, "Recorded arrivals instead of speeds: a CSV or JSONL file with client, start and end.", "Speeds"
     )
     schedule_clients: str = option(
         "auto", "What names a client there: ids, labels, or auto (whole numbers are ids).", "Speeds"
@@ -143,14 +105,14 @@ class Trial(ServerOptions):
         "Attack",
     )
     seed: int = option(0, "Seed of split, schedule, batches and initial model.", "Run", compared=False)
-    eval_every: int | None = option(
+    eval_every: int = option(
         None,
-        "Rounds between evaluations.",
+        "Rounds between evaluations; the last round is always evaluated.",
         "Run",
         default_text="a twentieth of the rounds, at most 100",
         compared=False,
     )
-    target: float = option(0.5, "Accuracy that tables count the rounds to.", "Run", compared=False)
+    target: float = option(0.5, "Accuracy that tables and reports count the rounds to.", "Run", compared=False)
 
     def __post_init__(self) -> None:
         from fedhist.data.task import Task  # noqa: PLC0415

@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, and read without trust."""
+"""Files: written completely or not at all, and checked when they are read."""

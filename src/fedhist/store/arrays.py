@@ -11,38 +11,32 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedhist.store.files import read_bytes, whole_file
 
 _HEADER = re.compile(
-    rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), 'shape': "
+    rb"\{'descr': '([<>|=]?[biuf][0-9]{1,2})', 'fortran_order': (True|False), 'shape': "
     rb"\(((?:-?\d{1,18}, ?){0,16}(?:-?\d{1,18})?)\), ?\}\s*"
 )
-"""What NumPy writes for plain arrays; unlike NumPy, this evaluates no Python."""
-_NUMBERS = re.compile("[<>|=]?[biuf][0-9]{1,2}")
+"""What NumPy writes for an array of numbers; NumPy itself would evaluate the header as a Python literal."""
 
 
 def decode(content: bytes) -> NDArray[Any]:
-    """Return an array in NumPy's format: no pickle, no more memory than there is content; else ValueError."""
-    wide = content[6:7] != b"\x01"  # versions from 2 on have longer headers
-    start = 12 if wide else 10
-    begins = content[:6] == npy.MAGIC_PREFIX and content[6:8] in (b"\1\0", b"\2\0", b"\3\0") and len(content) >= start
-    end = start + int.from_bytes(content[8:start], "little") if begins else 0
-    header = _HEADER.fullmatch(content, start, end) if begins and end <= len(content) else None
+    """Return an array in NumPy's format: no pickle, no more memory than the content takes; else ValueError."""
+    start = 10 if content[6:7] == b"\x01" else 12  # versions from 2 on have longer headers
+    end = start + int.from_bytes(content[8:start], "little")
+    begins = content[:8] in (b"\x93NUMPY\1\0", b"\x93NUMPY\2\0", b"\x93NUMPY\3\0") and start < end <= len(content)
+    header = _HEADER.fullmatch(content, start, end) if begins else None
     if header is None:
-        raise ValueError("an array cannot be read: its header is not one of plain numbers")
-    kind, fortran, sizes = header[1].decode("latin-1"), header[2] == b"True", header[3]
-    if not _NUMBERS.fullmatch(kind):
-        raise ValueError(f"arrays must hold numbers, got {kind!a}")
-    shape = tuple(int(size) for size in re.findall(rb"-?\d+", sizes))
+        raise ValueError("an array cannot be read: it must hold numbers, with a header as NumPy writes it")
+    shape = tuple(int(size) for size in re.findall(rb"-?\d+", header[3]))
     body = memoryview(content)[end:]
     try:
-        dtype = np.dtype(kind)
+        dtype = np.dtype(header[1].decode())
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(body):
             raise ValueError(f"its header says shape {shape}, and it comes with {len(body)} bytes")
-        return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+        return np.frombuffer(body, dtype).reshape(shape, order="F" if header[2] == b"True" else "C")
     except (TypeError, ValueError) as error:
         raise ValueError(f"an array cannot be read: {error}") from None
 
@@ -54,19 +48,14 @@ def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return all arrays of a file; they cannot be written to."""
-    arrays = {}
+    """Return all arrays of a file, which are read-only."""
     try:
         with zipfile.ZipFile(BytesIO(read_bytes(path))) as archive:
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED:  # then it takes no more memory than the file's size
-                    raise ValueError("it is compressed")
-                arrays[info.filename.removesuffix(".npy")] = decode(archive.read(info))
+            return {name.removesuffix(".npy"): decode(archive.read(name)) for name in archive.namelist()}
     except (OSError, ValueError):
         raise
     except Exception as error:  # zipfile raises many kinds of errors
         raise ValueError(f"its content is damaged ({error})") from error
-    return arrays
 
 
 def checksum(*arrays: NDArray[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read as if anybody might have written them.
+"""Files: written completely or not at all, and checked when they are read.
 
 Whatever is wrong with a file, a reader raises OSError or ValueError.
 """
@@ -50,13 +50,24 @@ def plain(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if its name ends in .gz."""
+@contextmanager
+def _decompressed(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
+    """Open a file for reading, decompressed if its name ends in .gz."""
     with plain(path) as file:
         if path.suffix != ".gz":
-            return file.read()
-        with _unpacking(), gzip.GzipFile(fileobj=file) as unpacked:
-            return unpacked.read()
+            yield file
+            return
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"its compressed content is damaged ({error})") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, decompressed if its name ends in .gz."""
+    with _decompressed(path) as file:
+        return file.read()
 
 
 def read_text(path: Path) -> str:
@@ -66,22 +77,9 @@ def read_text(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Return the lines of a text file one by one, decompressed if its name ends in .gz."""
-    with plain(path) as file:
-        if path.suffix != ".gz":
-            for line in file:
-                yield line.decode("utf-8")
-            return
-        with _unpacking(), gzip.GzipFile(fileobj=file) as unpacked:
-            for line in unpacked:
-                yield line.decode("utf-8")
-
-
-@contextmanager
-def _unpacking() -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, zlib.error) as error:
-        raise ValueError(f"its compressed content is damaged ({error})") from error
+    with _decompressed(path) as file:
+        for line in file:
+            yield line.decode("utf-8")
 
 
 def parse_json(text: str) -> Any:

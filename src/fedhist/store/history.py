@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import read_lines, read_text, slug, whole_file
 
 MOST_CLIENTS = 1000
-"""Clients about whom a run keeps more than their uploads: of more, so many at even distances."""
+"""Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
 DIVERGED = "diverged"
+"""The event that ends a run in which training produced NaN or infinity."""
 ROWS: Mapping[str, type[np.generic]] = {
     "clients": np.int64,
     "staleness": np.int64,
@@ -28,12 +29,12 @@ ROWS: Mapping[str, type[np.generic]] = {
 
 
 def sample(count: int) -> NDArray[np.int64]:
-    """Return the clients, of so many, about whom a run keeps more than their uploads."""
+    """Return the clients, of `count`, about which a run keeps more than their uploads."""
     return np.linspace(0, count - 1, min(count, MOST_CLIENTS)).round().astype(np.int64)
 
 
 def run_name(method: str, seed: int) -> str:
-    """Return the name of a run's files and folders among others."""
+    """Return the name of a run's folder."""
     return f"{slug(method)}-seed{seed}"
 
 
@@ -54,12 +55,7 @@ class Evaluation:
     """Over the uploads since the evaluation before."""
     max_staleness: int
     epsilon: float | None = None
-    """Privacy spent so far (see :class:`Private`); None, and not written, where nothing is promised."""
-
-    def line(self) -> dict[str, Any]:
-        """Return the columns as they are written to a file."""
-        columns = asdict(self)
-        return columns if self.epsilon is not None else {k: v for k, v in columns.items() if k != "epsilon"}
+    """Privacy spent so far (see :class:`Private`); None, and not written, without a privacy guarantee."""
 
 
 @dataclass(eq=False)
@@ -80,23 +76,23 @@ class History:
     arrived: NDArray[np.float64]
     """``(rounds, K)``: the virtual time of each upload."""
     weights: NDArray[np.float32]
-    """``(rounds, K)``: the weight of each upload; NaN for a strategy that does not say."""
+    """``(rounds, K)``: the weight of each upload; NaN for a strategy that does not report weights."""
     evaluations: list[Evaluation] = field(default_factory=list)
     wall_seconds: float = 0.0
     """Real time since the start; runs of one comparison share it."""
     model: dict[str, Any] | None = None
     """The final model's state dict, frozen parameters and buffers included."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """What did not go as planned: nodes that came and went, uploads that were rejected and why."""
+    """What did not go as planned: nodes that came and went, uploads that were rejected and the reason."""
     setting: dict[str, Any] = field(default_factory=dict)
-    """Everything the run was told, as plain values: runs that differ here are different experiments."""
+    """All options of the run as plain values: runs that differ here are different experiments."""
     about_clients: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """`id`, `labels` (examples of each class) and `time` (mean of one training), one row a client; see `sample`."""
+    """`id`, `labels` (examples of each class) and `time` (mean of one training), one row per client; see `sample`."""
     traces: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What the strategy's ``trace()`` returned, one row an evaluation, with the evaluations' `round`."""
+    """What the strategy's ``trace()`` returned, one row per evaluation, with the evaluations' `round`."""
 
     def __getattr__(self, name: str) -> list[Any]:
-        if name in _COLUMNS:
+        if name in Evaluation.__dataclass_fields__:
             return [getattr(evaluation, name) for evaluation in self.evaluations]
         if name == "records":
             raise AttributeError("History has no attribute 'records' any more; it is called 'evaluations'")
@@ -104,7 +100,7 @@ class History:
 
     @property
     def name(self) -> str:
-        """The name of this run's files and folders among others."""
+        """The name of this run's folder."""
         return run_name(self.method, self.seed)
 
     @property
@@ -127,20 +123,19 @@ class History:
     @property
     def best_accuracy(self) -> float:
         """The highest accuracy of any evaluation."""
-        return max(each.accuracy for each in self.evaluations)
+        return max((each.accuracy for each in self.evaluations), default=self.final_accuracy)
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Return the first evaluated round with at least this accuracy, or None."""
         return next((each.round for each in self.evaluations if each.accuracy >= accuracy), None)
 
     def staleness_between(self, first: int, last: int) -> tuple[float, int]:
-        """Return the mean and the largest staleness of the uploads after round `first` up to round `last`; else 0."""
-        there = self.clients[first:last] >= 0
-        among = self.staleness[first:last][there]
-        return (float(among.mean()), int(among.max())) if among.size else (0.0, 0)
+        """Return the mean and the largest staleness of the uploads after round `first` up to round `last`."""
+        staleness = self.staleness[first:last][self.clients[first:last] >= 0]
+        return (float(staleness.mean()), int(staleness.max())) if staleness.size else (0.0, 0)
 
     def trace(self, round_: int, vectors: Mapping[str, NDArray[Any]]) -> None:
-        """Append a row to :attr:`traces`; of long vectors a sample."""
+        """Append a row to :attr:`traces`; of long vectors, a sample of their entries."""
         vectors = {"round": np.asarray(round_), **vectors}
         rows = {name: values[sample(len(values))] if values.ndim else values for name, values in vectors.items()}
         before = self.traces or {name: row[None][:0] for name, row in rows.items()}
@@ -173,17 +168,17 @@ class History:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write `history.jsonl`, `summary.json` and `arrivals.npz` into a folder; files of an earlier run there go.
+        """Write the run into a folder, in place of the run that may be there.
 
-        A run with events also has `events.jsonl`, one that knows its clients `clients.npz`, and one whose strategy
-        has traces `traces.npz`. The summary is written last, and a folder without one holds no run.
+        `history.jsonl` has the evaluations, `arrivals.npz` the uploads and `summary.json` the rest. A run with events
+        also has `events.jsonl`, one that knows its clients `clients.npz`, and one whose strategy has traces
+        `traces.npz`. The summary is removed first and written last: a folder without it holds no complete run.
         """
         folder = Path(folder)
-        summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
-        texts = {
-            "history.jsonl": [json.dumps(each.line(), allow_nan=False) for each in self.evaluations],
-            "events.jsonl": [json.dumps(event) for event in self.events],
-        }
+        rows = [{k: v for k, v in vars(each).items() if k != "epsilon" or v is not None} for each in self.evaluations]
+        lines = {"history.jsonl": rows, "events.jsonl": self.events}
+        texts = {name: "".join(json.dumps(row, allow_nan=False) + "\n" for row in lines[name]) for name in lines}
+        texts["summary.json"] = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
         arrivals = {"clients": self.clients.astype(np.int32), "staleness": self.staleness.astype(np.int32)}
         tables: dict[str, Mapping[str, NDArray[Any]]] = {
             "arrivals.npz": {**arrivals, "arrived": self.arrived, "weights": self.weights.astype(np.float32)},
@@ -192,17 +187,15 @@ class History:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", *(name for name, content in {**texts, **tables}.items() if not content)):
+            for name in ("summary.json", *tables, *texts):
                 (folder / name).unlink(missing_ok=True)
-            for name, lines in texts.items():
-                if lines or name == "history.jsonl":
-                    with whole_file(folder / name) as part:
-                        part.write_text("".join(line + "\n" for line in lines))
             for name, table in tables.items():
                 if table:
                     write_arrays(folder / name, **dict(sorted(table.items())))
-            with whole_file(folder / "summary.json") as part:
-                part.write_text(summary)
+            for name, text in texts.items():
+                if text or name == "history.jsonl":
+                    with whole_file(folder / name) as part:
+                        part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise FedHistError(f"{folder} cannot be written: {error.strerror}.") from error
         return folder
@@ -210,58 +203,43 @@ class History:
     @classmethod
     def load(cls, folder: str | Path) -> History:
         """Read back what :meth:`save` wrote; the final model is not part of it."""
-        from fedhist.store import schema  # noqa: PLC0415 (pydantic is not needed to simulate)
+        from fedhist.store.schema import Event, Summary, reader  # noqa: PLC0415 (pydantic is not needed to simulate)
 
         folder = Path(folder)
         try:
-            summary = schema.summary(read_text(folder / "summary.json"))
+            summary = reader(Summary)(read_text(folder / "summary.json"))
             rows = _rows(read_arrays(folder / "arrivals.npz"))
-            require(
-                (summary.rounds, summary.k) == rows["clients"].shape,
-                f"its summary is not that of {' rounds of '.join(map(str, rows['clients'].shape))} uploads",
-            )
-            evaluations = [schema.evaluation(line) for line in read_lines(folder / "history.jsonl")]
-            rounds = [0, *(evaluation.round for evaluation in evaluations)]
-            require(
-                rounds == sorted(set(rounds)) and rounds[-1] <= summary.rounds,
-                "its evaluations are not of its rounds, one after the other",
-            )
-            happened = folder / "events.jsonl"
-            events = [schema.event(line) for line in read_lines(happened)] if happened.exists() else []
-            about, traces = (_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            rounds, k = rows["clients"].shape
+            require((summary.rounds, summary.k) == (rounds, k), f"its summary is not of {rounds} rounds of {k} uploads")
+            evaluations = [*map(reader(Evaluation), read_lines(folder / "history.jsonl"))]
+            evaluated = [0, *(each.round for each in evaluations)]
+            ordered = evaluated == sorted(set(evaluated)) and evaluated[-1] <= rounds
+            require(ordered, f"its evaluations are not of rounds from 1 to {rounds}, in order")
+            path = folder / "events.jsonl"
+            events = [reader(Event)(line).model_dump() for line in read_lines(path)] if path.exists() else []
+            about_clients, traces = (_table(folder / f"{name}.npz") for name in ("clients", "traces"))
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
-        return cls(
-            method=summary.method,
-            seed=summary.seed,
-            task=summary.task,
-            wall_seconds=summary.wall_seconds,
-            setting=summary.setting,
-            **rows,
-            evaluations=evaluations,
-            events=events,
-            about_clients=about,
-            traces=traces,
-        )
+        known = summary.model_dump(exclude={"rounds", "k"})
+        return cls(**known, **rows, evaluations=evaluations, events=events, about_clients=about_clients, traces=traces)
 
 
 def _rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the arrays of a run as they are kept in memory, or raise unless they make sense together."""
+    """Return the arrays of a run's uploads as they are kept in memory, or raise unless they make sense together."""
     for name, kind in ROWS.items():
-        require(name in arrays, f"there are no {name}")
+        require(name in arrays, f"arrivals.npz has no {name}")
         shape, dtype = arrays[name].shape, arrays[name].dtype
         require(np.can_cast(dtype, kind), f"{name} cannot be {dtype}")
         require(len(shape) == 2 and shape[1] > 0, f"{name} must have a row for each round, got shape {shape}")
         require(shape == arrays["clients"].shape, f"clients and {name} have different shapes")
     own = {name: arrays[name].astype(kind) for name, kind in ROWS.items()}
     clients, staleness = own["clients"], own["staleness"]
-    there = clients >= 0
     require(bool((clients >= -1).all()), "clients must be numbered from 0")
     ordered = np.sort(clients, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     require(not twice.any(), "a client uploads twice in one round")
     rounds = np.arange(1, len(clients) + 1)[:, None]
-    stale = np.where(there, (staleness >= 1) & (staleness <= rounds), staleness == 0)
+    stale = np.where(clients >= 0, (staleness >= 1) & (staleness <= rounds), staleness == 0)
     require(bool(stale.all()), "staleness must count the rounds since a model was sent")
     require(bool(np.isfinite(own["arrived"]).all()), "an upload has no time of arrival")
     return own
@@ -275,43 +253,31 @@ def _table(path: Path) -> dict[str, NDArray[Any]]:
     lengths = {array.shape[:1] for array in arrays.values()}
     require(len(lengths) == 1 and () not in lengths, f"{path.name} holds columns of different lengths")
     for name, array in arrays.items():
-        fine = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
-        require(fine, f"{path.name} holds something else than finite numbers in {brief(name)}")
+        finite = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+        require(finite, f"{path.name} must hold finite numbers, which {brief(name)} does not")
     return arrays
 
 
-_COLUMNS = frozenset(f.name for f in fields(Evaluation))
-
-
-class Comparison(Sequence[History]):
+class Comparison(list[History]):
     """The runs of a comparison, methods in the order given and seeds within each.
 
     ``runs[3]`` is one history, ``runs["FedHist"]`` the list of that method's histories.
     """
 
-    def __init__(self, histories: Sequence[History]) -> None:
-        self._histories = list(histories)
-
     @property
     def methods(self) -> list[str]:
         """The names of the methods compared."""
-        return list(dict.fromkeys(history.method for history in self._histories))
+        return list(dict.fromkeys(history.method for history in self))
 
     @overload
-    def __getitem__(self, key: int) -> History: ...
+    def __getitem__(self, key: SupportsIndex) -> History: ...
     @overload
     def __getitem__(self, key: str) -> list[History]: ...
     @overload
     def __getitem__(self, key: slice) -> list[History]: ...
-    def __getitem__(self, key: int | str | slice) -> History | list[History]:
+    def __getitem__(self, key: SupportsIndex | str | slice) -> History | list[History]:
         if not isinstance(key, str):
-            return self._histories[key]
+            return super().__getitem__(key)
         if key not in self.methods:
             raise unknown("method", key, self.methods)
-        return [history for history in self._histories if history.method == key]
-
-    def __len__(self) -> int:
-        return len(self._histories)
-
-    def __iter__(self) -> Iterator[History]:
-        return iter(self._histories)
+        return [history for history in self if history.method == key]

@@ -1,24 +1,22 @@
-"""What the JSON of a run must look like to be believed."""
+"""What the JSON in a run's files must look like."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from functools import cache
+from typing import Annotated, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from fedhist.errors import brief
-from fedhist.store.history import Evaluation
 
 T = TypeVar("T")
-
-
 Plain = bool | int | float | str | None
 
 
 class Summary(BaseModel):
-    """What only the summary knows about a run."""
+    """What only the summary has of a run."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -31,7 +29,9 @@ class Summary(BaseModel):
     setting: dict[str, Plain] = {}
 
 
-class _Event(BaseModel):
+class Event(BaseModel):
+    """Something that happened in a run, with any further facts."""
+
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
     __pydantic_extra__: dict[str, Plain | list[int]]
 
@@ -40,6 +40,7 @@ class _Event(BaseModel):
     event: str
 
 
+@cache
 def reader(kind: type[T]) -> Callable[[str], T]:
     """Return a function that reads JSON of a kind, or raises a ValueError with one sentence."""
     adapter = TypeAdapter(kind)
@@ -53,11 +54,3 @@ def reader(kind: type[T]) -> Callable[[str], T]:
             raise ValueError(f"{where}{first['msg'][0].lower()}{first['msg'][1:]}") from None
 
     return read
-
-
-summary, evaluation, _event = reader(Summary), reader(Evaluation), reader(_Event)
-
-
-def event(text: str) -> dict[str, Any]:
-    """Return an event, or raise unless the text is one."""
-    return _event(text).model_dump()

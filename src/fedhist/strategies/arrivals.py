@@ -1,13 +1,13 @@
-"""All that a server sees of one round."""
+"""What a server sees of one round."""
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedhist.errors import InvalidInput, require
+from fedhist.errors import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +17,7 @@ class Arrivals:
     Parameters
     ----------
     deltas
-        ``(K, P)``: row i is `g_i = w_received - w_local`, a pseudo-gradient that already holds the
-        client's learning rate.
+        ``(K, P)``: row i is `g_i = w_received - w_local`, a pseudo-gradient that includes the client's learning rate.
     staleness
         ``(K,)``: `τ_i = r - s + 1 ≥ 1` for a client that received version s and arrives in round r.
     clients
@@ -26,19 +25,17 @@ class Arrivals:
     num_examples
         ``(K,)``: how many training examples each client holds.
     validate
-        The simulator, whose uploads are well formed by construction, passes False.
+        Whether to check all this. The simulator, whose uploads have this form by construction, passes False.
     """
 
     deltas: Tensor
     staleness: Tensor
     clients: Tensor
     num_examples: Tensor
-    validate: InitVar[bool] = True
-    validated: bool = field(init=False, repr=False)
+    validate: bool = True
 
-    def __post_init__(self, validate: bool) -> None:
-        object.__setattr__(self, "validated", validate)
-        if validate:
+    def __post_init__(self) -> None:
+        if self.validate:
             self._check()
 
     def __len__(self) -> int:
@@ -46,32 +43,22 @@ class Arrivals:
 
     def _check(self) -> None:
         deltas, clients = self.deltas, self.clients
-        for name in ("deltas", "staleness", "clients", "num_examples"):
-            kind = type(getattr(self, name)).__name__
-            require(isinstance(getattr(self, name), Tensor), f"{name} must be a tensor, got {kind}.")
-        require(
-            deltas.ndim == 2 and deltas.shape[0] > 0,
-            f"deltas must have shape (K, P) with K ≥ 1, got {tuple(deltas.shape)}.",
-        )
+        columns = {"staleness": self.staleness, "clients": clients, "num_examples": self.num_examples}
+        for name, value in {"deltas": deltas, **columns}.items():
+            require(isinstance(value, Tensor), f"{name} must be a tensor, got {type(value).__name__}.")
+        fits = deltas.ndim == 2 and len(deltas) > 0
+        require(fits, f"deltas must have shape (K, P) with K ≥ 1, got {tuple(deltas.shape)}.")
+        for name, value in columns.items():
+            require(value.shape == (len(self),), f"{name} must have shape ({len(self)},), got {tuple(value.shape)}.")
         require(deltas.is_floating_point(), f"deltas must be floating point, got {deltas.dtype}.")
-        for name in ("staleness", "clients", "num_examples"):
-            shape = tuple(getattr(self, name).shape)
-            require(shape == (len(self),), f"{name} must have shape ({len(self)},), got {shape}.")
         finite = torch.isfinite(deltas).all(dim=1)
-        if not finite.all():
-            bad = ", ".join(map(str, clients[~finite].tolist()))
-            raise InvalidInput(f"an upload must be finite; those of clients {bad} hold NaN or infinity.")
+        bad = ", ".join(map(str, clients[~finite].tolist()))
+        require(not bad, f"an upload must be finite; those of clients {bad} hold NaN or infinity.")
         require(not self.staleness.is_floating_point(), f"staleness counts rounds, got {self.staleness.dtype}.")
         require(bool((self.staleness >= 1).all()), f"staleness counts from 1, got {self.staleness.min().item()}.")
-        require(
-            not clients.is_floating_point() and bool((clients >= 0).all()),
-            f"clients must be integers ≥ 0, got {clients.tolist()}.",
-        )
-        require(
-            torch.unique(clients).numel() == clients.numel(),
-            f"a client uploads at most once a round, got clients {clients.tolist()}.",
-        )
-        require(
-            bool((self.num_examples > 0).all()),
-            f"num_examples must be positive, got {self.num_examples.tolist()}.",
-        )
+        valid = not clients.is_floating_point() and bool((clients >= 0).all())
+        require(valid, f"clients must be integers ≥ 0, got {clients.tolist()}.")
+        unique = torch.unique(clients).numel() == clients.numel()
+        require(unique, f"a client uploads at most once a round, got clients {clients.tolist()}.")
+        positive = bool((self.num_examples > 0).all())
+        require(positive, f"num_examples must be positive, got {self.num_examples.tolist()}.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedhist.errors import require, whole
+from fedhist.errors import brief, require, whole
 from fedhist.options import RENAMED, unknown_option
 from fedhist.strategies.arrivals import Arrivals
 
@@ -16,117 +17,99 @@ Device = torch.device | str | None
 
 
 def normalised(weights: Tensor) -> Tensor:
-    """Scale weights to sum to one, in float64; all zero becomes uniform.
-
-    Written without a branch on the data so that a round can be captured in a CUDA graph.
-    """
+    """Scale weights to sum to one, in float64; weights that are all zero become equal."""
     weights = weights.double()
     total = weights.sum()
     return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 1 / weights.numel())
 
 
 def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
-    """Cosine similarity (Eq. 5) from dot products and norms, in float64; 0 where a vector is zero."""
+    """Return the cosine similarity (Eq. 5) from dot products and norms, in float64; 0 where a vector is zero."""
     scale = norms_a.double() * norms_b.double()
     return torch.where(scale > 0, dots.double() / torch.where(scale > 0, scale, 1.0), 0.0)
 
 
 def clip_factor(norms: Tensor, bound: Tensor | float) -> Tensor:
-    """Return what to multiply vectors of these norms with so that none is longer than `bound`."""
+    """Return the factors that shorten vectors of these norms to at most `bound`."""
     return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
 
 
 class Strategy(nn.Module):
     """How K uploads become one global update `u`; the server then steps `w ← w - η·u`.
 
-    A subclass defines :meth:`weights` for a weighting rule, or :meth:`forward` for more. State that
-    outlives a round belongs in buffers (``register_buffer`` in :meth:`setup`), so that
-    ``state_dict()`` is a complete checkpoint. Buffers are float32; for a float64 model those are
-    converted after :meth:`setup`, and buffers of any other type stay as they are.
+    A subclass defines :meth:`weights` for a weighting rule, or :meth:`forward` for anything else. State that outlives
+    a round belongs in buffers (``register_buffer`` in :meth:`setup`), so that ``state_dict()`` is a complete
+    checkpoint. For a float64 model, float32 buffers are converted after :meth:`setup`.
     """
 
     branch_free: ClassVar[bool] = False
-    """Set to True in a class that never looks at a tensor's values and keeps all its state in buffers.
-
-    Its rounds can then be captured in a CUDA graph. Not inherited: every subclass declares it for itself.
-    """
-
+    """Whether this class never reads a tensor's values and keeps all its state in buffers, so that its rounds can be
+    captured in a CUDA graph. Not inherited: every subclass declares it for itself."""
     num_clients: int = 0
     k: int = 0
     num_params: int = 0
-
     last_weights: Tensor | None = None
-    """Normalised weight of each upload of the last round, for the history."""
-
+    """The normalised weight of each upload of the last round, for the history."""
     run_seed: int | None = None
-    """The seed of the simulation this is part of; None in a deployment."""
-
+    """The seed of the simulation; None in a deployment."""
+    ina: bool = False
+    """Whether updates are given the mean length of the uploads by :meth:`restore_length`."""
     lengths: Tensor
-    """For strategies that call :meth:`restore_length`: sums over all rounds of the update's length before and after."""
+    """The sums over all rounds of the update's length before and after INA."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Name the new name of an option that was renamed."""
+        """Name the new name of an option that has been renamed."""
         for old in options.keys() & RENAMED.keys() - inspect.signature(cls).parameters.keys():
             raise unknown_option(cls.__name__, old, inspect.signature(cls).parameters)
         return super().__new__(cls)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
-        """Forget everything and allocate memory for `num_clients` clients, `k` uploads a round.
-
-        Returns the strategy itself. Subclasses that override this call ``super().setup(...)`` first.
-        """
+        """Clear all state and allocate memory; a subclass that overrides this calls ``super().setup(...)`` first."""
         self.num_clients, self.k = whole("num_clients", num_clients, 1), whole("k", k, 1)
         self.num_params = whole("num_params", num_params, 1)
         require(k <= num_clients, f"k={k} uploads a round need at least as many clients, got {num_clients}.")
         self.last_weights = None
+        if self.ina:
+            self.register_buffer("lengths", torch.zeros(2, dtype=torch.float64, device=device))
         return self
 
     def seeded(self, seed: int) -> Self:
-        """Take part in a simulation: random numbers, also of strategies inside, follow from its seed."""
+        """Let all random numbers, also those of wrapped strategies, follow from the seed of a simulation."""
         for module in self.modules():
             if isinstance(module, Strategy):
                 module.run_seed = seed
         return self
 
     def epsilon(self) -> float | None:
-        """Return the privacy spent so far; None where nothing is promised, as without :class:`Private`.
-
-        A strategy around a private one passes it on only if it looks at no upload itself.
-        """
+        """Return the privacy budget spent; None without a guarantee, also for a wrapper that reads uploads itself."""
         return None
 
     def capturable(self) -> bool:
-        """Return whether this very class has declared itself :attr:`branch_free`."""
+        """Return whether this class itself declares :attr:`branch_free`."""
         return bool(vars(type(self)).get("branch_free", False))
 
     def __call__(self, arrivals: Arrivals) -> Tensor:
-        """Return the global update of one round, after a check that the round fits."""
+        """Check that the round fits what was set up, and return its global update."""
         name, (k, num_params) = type(self).__name__, arrivals.deltas.shape
-        require(
-            self.k > 0,
-            f"{name} has no memory yet; call setup() first, and super().setup() in a setup() of your own.",
-        )
-        require(
-            k <= self.k and num_params == self.num_params,
-            f"{name} was set up for {self.k} uploads of {self.num_params} parameters, got {k} of {num_params}.",
-        )
-        if arrivals.validated:  # not inside a captured graph
-            highest = int(arrivals.clients.max())
-            require(
-                highest < self.num_clients, f"{name} was set up for {self.num_clients} clients, got client {highest}."
-            )
+        require(self.k > 0, f"{name} has not been set up; call setup(), and super().setup() in an own setup().")
+        expected = f"{self.k} uploads of {self.num_params} parameters"
+        fits = k <= self.k and num_params == self.num_params
+        require(fits, f"{name} was set up for {expected}, got {k} of {num_params}.")
+        if arrivals.validate:  # not inside a captured graph
+            known, highest = self.num_clients, int(arrivals.clients.max())
+            require(highest < known, f"{name} was set up for {known} clients, got client {highest}.")
         update: Tensor = super().__call__(arrivals)
         return update
 
     def trace(self) -> dict[str, Tensor]:
-        """Return what the history should keep of the strategy's memory at each evaluation: vectors, always the same.
+        """Return the vectors that the history keeps at each evaluation, always under the same names.
 
-        Of a vector with an entry for each client, a sample of the clients is kept where they are many.
+        Of a vector with an entry for each client, a sample is kept where there are many clients.
         """
-        return {}
+        return {"lengths": self.lengths} if self.ina else {}
 
     def weights(self, arrivals: Arrivals) -> Tensor:
-        """Return the weight of each upload, ``(K,)``; they are normalised to sum to one."""
+        """Return the weight of each upload, ``(K,)``, before normalisation."""
         raise NotImplementedError(f"{type(self).__name__} must define weights() or forward().")
 
     def forward(self, arrivals: Arrivals) -> Tensor:
@@ -134,34 +117,56 @@ class Strategy(nn.Module):
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
     def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
-        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4).
-
-        A :meth:`forward` of your own that calls this, or :meth:`average`, can be defended against attackers.
-        """
-        require(
-            isinstance(weights, Tensor) and weights.shape == deltas.shape[:1],
-            f"{type(self).__name__}.weights() must return a tensor of shape ({len(deltas)},), "
-            f"got {getattr(weights, 'shape', type(weights).__name__)}.",
-        )
+        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4)."""
+        rule, got = f"{type(self).__name__}.weights()", getattr(weights, "shape", type(weights).__name__)
+        fits = isinstance(weights, Tensor) and weights.shape == deltas.shape[:1]
+        require(fits, f"{rule} must return a tensor of shape ({len(deltas)},), got {got}.")
         self.last_weights = normalised(weights)
         return self.average(self.last_weights, deltas)
 
     def average(self, weights: Tensor, vectors: Tensor) -> Tensor:
-        """Return `Σ p_i g_i`. Here, and nowhere else, defences (:mod:`fedhist.strategies.robust`) step in."""
+        """Return `Σ p_i g_i`. A :meth:`forward` that takes its mean with this method can be defended: see `robust`."""
         return weights.to(vectors.dtype) @ vectors
 
     @property
     def averages_plainly(self) -> bool:
-        """Whether :meth:`average` is the weighted mean, and not a defence in its place."""
+        """Whether :meth:`average` is the weighted mean and has not been replaced by a robust one."""
         return getattr(self.average, "__func__", None) is Strategy.average
 
     def restore_length(self, update: Tensor, norms: Tensor) -> Tensor:
         """Give an update the mean length of the uploads (Eq. 15); a zero update stays zero."""
         if self.averages_plainly:
             length = norms.mean()
-        else:  # a defence of the average without its length would guard directions alone
+        else:  # a single long upload must not set the length either
             length = self.average(torch.full_like(norms, 1 / len(norms)), norms[:, None])[0]
         norm = update.norm()
         scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
         self.lengths += torch.stack([norm, norm * scale])
         return update * scale
+
+
+class Wrapper(Strategy):
+    """A strategy around another one, which it copies: the caller may also use that one by itself."""
+
+    inner: Strategy
+
+    def __init__(self, inner: Strategy) -> None:
+        super().__init__()
+        require(isinstance(inner, Strategy), f"inner must be a fedhist.Strategy, got {brief(inner)}.")
+        self.inner = copy.deepcopy(inner)
+
+    def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
+        """Set up this strategy and the inner one."""
+        super().setup(num_clients, k, num_params, device)
+        self.inner.setup(num_clients, k, num_params, device)
+        return self
+
+    def capturable(self) -> bool:
+        """Return whether this class and the inner strategy are both free of branches."""
+        return super().capturable() and self.inner.capturable()
+
+    def forward(self, arrivals: Arrivals) -> Tensor:
+        """Return the update of the inner strategy, and keep its weights."""
+        update = self.inner(arrivals)
+        self.last_weights = self.inner.last_weights
+        return update

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from fedhist.errors import flag
@@ -20,7 +18,7 @@ class DynSGD(Strategy):
         False leaves the weights as `1/(K·τ_i)`, so that a stale round takes a shorter step.
     """
 
-    branch_free: ClassVar[bool] = True
+    branch_free = True
 
     def __init__(self, normalise: bool = True) -> None:
         super().__init__()

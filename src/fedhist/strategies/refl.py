@@ -1,12 +1,6 @@
-"""REFL: stale updates boosted by how much they deviate (Abdelmoniem et al., EuroSys 2023, Sec. 4.2).
-
-Only the aggregation rule. REFL's client selection needs availability traces and is left out where
-aggregation rules are compared.
-"""
+"""REFL's aggregation rule, without its selection of clients (Abdelmoniem et al., EuroSys 2023, Sec. 4.2)."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +22,7 @@ class REFL(Strategy):
         Share of the deviation in a stale upload's weight.
     """
 
-    branch_free: ClassVar[bool] = True
+    branch_free = True
 
     def __init__(self, beta: float = 0.35) -> None:
         super().__init__()
@@ -39,7 +33,7 @@ class REFL(Strategy):
         deltas, tau = arrivals.deltas, arrivals.staleness.double()
         fresh = tau == tau.min()
         fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
-        # Λ/Λ_max: the factors 1/(|F|+1)² and 1/‖ĝ‖² are common to all Λ and cancel. A zero ĝ measures nothing.
+        # In Λ/Λ_max the common factors 1/(|F|+1)² and 1/‖ĝ‖² cancel. If ĝ is zero, nothing is boosted.
         distance = (deltas - fresh_mean).norm(dim=1)
         deviation = torch.where(fresh | (fresh_mean.norm() == 0), 0.0, distance.double().square())
         largest = deviation.max()

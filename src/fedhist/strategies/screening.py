@@ -1,4 +1,4 @@
-"""Which uploads are accepted: the same rules for a simulation and for a server on a network."""
+"""Which uploads are accepted: the same rules in a simulation and for a server on a network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,26 +16,22 @@ from torch import Tensor
 from fedhist.errors import choice, positive
 
 POLICIES = ("reject", "clip", "stop")
-"""What is done with a bad upload: leave it out, shorten one that is only too long, or end the run."""
+"""What is done with a bad upload: reject it, shorten it if only its length is wrong, or stop the run."""
 HARMLESS_RATIO = 10.0
-"""Uploads up to so many times the model's length are accepted, however short the others are."""
+"""Uploads of up to this many times the model's length are always accepted."""
 ENOUGH_LENGTHS = 5
-"""Lengths that must be known before their median is trusted alone."""
+"""Number of known lengths from which on their median alone is the usual length."""
 REMEMBERED_LENGTHS = 100
-"""Recent uploads whose median length is the usual one."""
+"""Number of recent uploads from which the usual length is taken."""
 
 
 class Rejected(Exception):
     """Why an upload is not accepted."""
 
 
-class TooLong(Rejected):
-    """An upload is not accepted for its length alone."""
-
-
 @dataclass(frozen=True)
 class Upload:
-    """What a server is handed: a vector, and the client and version it names."""
+    """What a server receives: a vector, and the client and the version it claims to come from."""
 
     delta: Tensor
     client: int
@@ -43,19 +39,19 @@ class Upload:
 
 
 def norm_of(vector: Tensor) -> float:
-    """Return a vector's length; a finite one also where float32 cannot hold its square."""
+    """Return a vector's length, also where its square overflows float32."""
     norm = float(torch.linalg.vector_norm(vector))
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def check_form(upload: Upload, expected: Upload, num_clients: int, round_: int) -> float:
-    """Return the length of an upload that has the form of the expected one, NaN if a value is; reject any other."""
+    """Return the length of an upload that has the form of the expected one; raise :class:`Rejected` otherwise."""
     if not 0 <= upload.client < num_clients:
         raise Rejected(f"it names client {upload.client}, and there are {num_clients}")
     if upload.client != expected.client:
         raise Rejected(f"it names client {upload.client}, but comes from client {expected.client}")
     if upload.version > round_:
-        raise Rejected(f"it names version {upload.version} in round {round_}, when that does not exist yet")
+        raise Rejected(f"it names version {upload.version}, which does not exist yet in round {round_}")
     if upload.version != expected.version:
         raise Rejected(f"it names version {upload.version}, but the client was last sent version {expected.version}")
     if upload.delta.shape != expected.delta.shape:
@@ -65,11 +61,20 @@ def check_form(upload: Upload, expected: Upload, num_clients: int, round_: int) 
     return norm_of(upload.delta)
 
 
+class Verdict(NamedTuple):
+    """How a screen judges the uploads of a round."""
+
+    fine: bool
+    """Whether every upload is accepted as it is."""
+    rejected: dict[int, str]
+    """Why uploads are rejected, by their place in the round."""
+
+
 class Screen:
     """A policy for bad uploads, and the lengths that are usual.
 
-    An upload is too long if it is more than `max_norm_ratio` times as long as usual *and* long compared with the model.
-    Where most clients have nothing left to learn, one that has may be thousands of times as long as they are.
+    An upload is too long if it is more than `max_norm_ratio` times as long as usual *and* long compared with the model:
+    where most clients have converged, the upload of one that has not may be thousands of times as long as theirs.
     """
 
     def __init__(self, policy: str, max_norm_ratio: float) -> None:
@@ -77,71 +82,37 @@ class Screen:
         self.ratio = positive("max_norm_ratio", max_norm_ratio)
         self.recent: deque[float] = deque(maxlen=REMEMBERED_LENGTHS)
         self.model = 0.0
-        """The length of the model itself: a scale that no client sets alone."""
-
-    def median(self, others: Iterable[float]) -> float:
-        """Return the median of recent lengths and others; 0 if there are none."""
-        known = [*self.recent, *others]
-        return statistics.median(known) if known else 0.0
-
-    def usual_if_too_long(self, norm: float, others: Collection[float]) -> float | None:
-        """Return the usual length if `norm` is too long; `others` are those of the round's accepted uploads.
-
-        While few lengths are known, or most are zero, the model's own is usual.
-        """
-        if norm <= HARMLESS_RATIO * self.model:
-            return None
-        usual = self.median(others)
-        if len(self.recent) + len(others) < ENOUGH_LENGTHS or usual == 0:
-            usual = max(usual, self.model)
-        return usual if usual > 0 and norm > self.ratio * usual else None
-
-    def scale(self, norm: float, others: Collection[float]) -> float:
-        """Return what to multiply an upload by, 1 if its length is fine; raise if it is to be rejected."""
-        if not math.isfinite(norm):
-            raise Rejected("it holds NaN or infinity")
-        usual = self.usual_if_too_long(norm, others)
-        if usual is None:
-            return 1.0
-        if self.policy == "clip" and (median := self.median(others)) > 0:
-            return median / norm
-        raise TooLong(f"its length {norm:.3g} is absurd where {usual:.3g} is usual")
+        """The length of the model, a scale that no single client determines."""
 
     def admit(self, norm: float, others: Collection[float]) -> float:
-        """Do as :meth:`scale`, and remember the length of an upload that is rejected for it.
+        """Return the factor to multiply an upload by, 1 if its length is fine; raise :class:`Rejected` otherwise.
 
-        If most uploads become as long, that is what has become usual.
+        `others` are the lengths of the round's accepted uploads. A length that is rejected is remembered: once most
+        uploads are as long, that length is usual.
         """
-        try:
-            return self.scale(norm, others)
-        except TooLong:
-            self.recent.append(norm)
-            raise
+        if not math.isfinite(norm):
+            raise Rejected("it holds NaN or infinity")
+        if norm <= HARMLESS_RATIO * self.model:
+            return 1.0
+        known = [*self.recent, *others]
+        median = statistics.median(known) if known else 0.0
+        usual = median if len(known) >= ENOUGH_LENGTHS and median > 0 else max(median, self.model)
+        if usual == 0 or norm <= self.ratio * usual:
+            return 1.0
+        if self.policy == "clip" and median > 0:
+            return median / norm
+        self.recent.append(norm)
+        raise Rejected(f"its length {norm:.3g} is absurd where {usual:.3g} is usual")
 
     def judge(self, norms: Sequence[float]) -> Verdict:
         """Judge the uploads of a round by their lengths, in order of arrival, without remembering them."""
-        if all(norm <= HARMLESS_RATIO * self.model for norm in norms):  # NaN is not
-            return Verdict(True, [])
-        accepted, reasons, trial = list[float](), list[str](), copy.copy(self)
+        if all(norm <= HARMLESS_RATIO * self.model for norm in norms):  # false for NaN
+            return Verdict(True, {})
+        accepted, rejected, trial = list[float](), dict[int, str](), copy.copy(self)
         trial.recent = self.recent.copy()
-        for norm in norms:
+        for place, norm in enumerate(norms):
             try:
                 accepted.append(norm * trial.admit(norm, accepted))
-            except Rejected as rejection:
-                reasons.append(str(rejection))
-        return Verdict(accepted == list(norms), reasons)
-
-
-class Verdict(NamedTuple):
-    """What a screen makes of a round."""
-
-    fine: bool
-    """Whether every upload is accepted as it is."""
-    reasons: list[str]
-    """Why those that are rejected are."""
-
-    def diverged(self, k: int) -> str | None:
-        """Return why the run, and not a client, has gone wrong: most uploads of a round are bad."""
-        if k > 2 and 2 * len(self.reasons) > k:
-            return f"{len(self.reasons)} of {k} uploads are bad ({self.reasons[-1]})"
-        return None
+            except Rejected as reason:
+                rejected[place] = str(reason)
+        return Verdict(accepted == list(norms), rejected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ class TWAFL(Strategy):
         False leaves out `n_i`.
     """
 
-    branch_free: ClassVar[bool] = True
+    branch_free = True
 
     def __init__(self, by_examples: bool = True) -> None:
         super().__init__()

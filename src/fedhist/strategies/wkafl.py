@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from fedhist.strategies.twafl import temporal_weight
 class WKAFL(Strategy):
     """Keep the uploads that agree with a staleness-weighted estimate of the gradient.
 
-    The authors clip gradients at absolute lengths tuned per task. Uploads here already hold the
-    client's learning rate, so `clip` is relative to the round's median upload.
+    The authors clip gradients at absolute lengths tuned for each task. Uploads here include the client's learning
+    rate, so `clip` is relative to the round's median length.
 
     Parameters
     ----------
@@ -37,8 +37,7 @@ class WKAFL(Strategy):
         `c`: the step is scaled by `1/(1 + c·min τ)`.
     """
 
-    branch_free: ClassVar[bool] = True
-
+    branch_free = True
     previous: Tensor
     round: Tensor
 

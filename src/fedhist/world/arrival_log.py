@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,12 @@ LARGEST_ID = 1 << 31
 LARGEST_TIME = 1e15
 """Seconds; a float64 still tells milliseconds apart there."""
 
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+
 
 def read_schedule(path: str | Path, k: int, *, clients: str = "auto") -> Schedule:
-    """Read pieces of work, each with its `client`, `start` and `end` in seconds, as the arrivals of K-async rounds.
+    """Read trainings, each with its `client`, `start` and `end` in seconds, as the arrivals of K-async rounds.
 
     Every K-th end closes a round. A client works from the version that was current when it started, where a start at
     the very moment a round closes is after it. Of equal ends the one with the earlier start comes first, then the one
@@ -45,42 +47,33 @@ def read_schedule(path: str | Path, k: int, *, clients: str = "auto") -> Schedul
     path, k = Path(path), whole("k", k, 1)
     choice("clients", clients, CLIENTS)
     try:
-        labels, who, start, end = _table(path)
-        ids = _ids(labels, clients)[who]
-        _check(labels, who, start, end)
-        return _rounds(labels, who, ids, start, end, k)
+        labels, who, times = _table(path)
+        return _rounds(labels, who, _ids(labels, clients)[who], times[:, 0], times[:, 1], k)
     except OSError as error:
         raise InvalidInput(f"schedule={path} cannot be read: {reason(error)}.") from error
     except (ValueError, csv.Error) as error:
         raise InvalidInput(f"schedule={path} cannot be used: {reason(error)}.") from error
 
 
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.int64]
-
-
-def _table(path: Path) -> tuple[list[str], _Ints, _Floats, _Floats]:
-    """Return the clients' names, and for each piece of work which client did it, from when to when."""
+def _table(path: Path) -> tuple[list[str], _Ints, _Floats]:
+    """Return the clients' names, and for each training which client did it, ``(n,)``, and from when to when."""
     numbers: dict[str, int] = {}
-    who, times = array("q"), array("d")
+    who, times = list[int](), list[tuple[float, float]]()
     for line, row in _rows(path):
-        label = _label(line, row["client"])
-        who.append(numbers.setdefault(label, len(numbers)))
-        for name in ("start", "end"):
-            times.append(_time(line, name, row[name]))
-    require(len(who) > 0, "it holds no work")
-    pairs = np.frombuffer(times, np.float64).reshape(-1, 2)
-    return list(numbers), np.frombuffer(who, np.int64), pairs[:, 0], pairs[:, 1]
+        who.append(numbers.setdefault(_label(line, row["client"]), len(numbers)))
+        times.append((_time(line, "start", row["start"]), _time(line, "end", row["end"])))
+    require(len(who) > 0, "it holds no trainings")
+    return list(numbers), np.array(who), np.array(times)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Return the lines, by their numbers, as values by their names."""
     lines = read_lines(path)
     if ".jsonl" in path.suffixes[-2:]:
         for number, text in enumerate(lines, start=1):
             if text.strip():
                 row = parse_json(text)
-                require(isinstance(row, dict), f"line {number} is no JSON object")
+                require(isinstance(row, dict), f"line {number} is not a JSON object")
                 for name in COLUMNS:
                     require(name in row, f"line {number} has no {name}")
                 yield number, row
@@ -91,17 +84,15 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         require(names.count(name) == 1, f"its first line must name {name} once, got {brief(names)}")
     for values in table:
         if values:
-            require(
-                len(values) == len(names), f"line {table.line_num} has {len(values)} values for {len(names)} columns"
-            )
+            count = f"line {table.line_num} has {len(values)} values for {len(names)} columns"
+            require(len(values) == len(names), count)
             yield table.line_num, dict(zip(names, values, strict=True))
 
 
 def _label(line: int, value: object) -> str:
     fits = isinstance(value, (str, int)) and not isinstance(value, bool)
-    require(fits, f"line {line} names no client: {brief(value)}")
     text = value.strip() if isinstance(value, str) else brief(value)
-    require(0 < len(text) <= LONGEST_LABEL, f"line {line} names no client: {brief(value)}")
+    require(fits and 0 < len(text) <= LONGEST_LABEL, f"line {line} names no client: {brief(value)}")
     return text
 
 
@@ -111,25 +102,24 @@ def _time(line: int, name: str, value: object) -> float:
         time = float(value) if fits else math.nan  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         time = math.nan
-    require(abs(time) <= LARGEST_TIME, f"{name} in line {line} is no time in seconds: {brief(value)}")
+    require(abs(time) <= LARGEST_TIME, f"{name} in line {line} is not a time in seconds: {brief(value)}")
     return time
 
 
 def _ids(labels: list[str], clients: str) -> _Ints:
     """Return the number of each client."""
-    numeric = all(label.isdecimal() and label.isascii() and len(label) <= 10 for label in labels)
-    if clients == "labels" or (clients == "auto" and not numeric):
-        return np.arange(len(labels))
     odd = next((label for label in labels if not (label.isdecimal() and label.isascii() and len(label) <= 10)), None)
-    require(odd is None, f"client {brief(odd)} is no id; ids are 0, 1, 2 and so on")
+    if clients == "labels" or (clients == "auto" and odd is not None):
+        return np.arange(len(labels))
+    require(odd is None, f"client {brief(odd)} is not an id; ids are 0, 1, 2 and so on")
     ids = np.array([int(label) for label in labels])
-    require(int(ids.max()) < LARGEST_ID, f"client {ids.max()} is no id; give clients='labels' if these are names")
+    require(int(ids.max()) < LARGEST_ID, f"client {ids.max()} is not an id; give clients='labels' if these are names")
     require(len(np.unique(ids)) == len(ids), "an id is written in two ways, such as 7 and 07")
     return ids
 
 
-def _check(labels: list[str], who: _Ints, start: _Floats, end: _Floats) -> None:
-    """Raise unless every client does one thing at a time, and that takes some time."""
+def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Floats, k: int) -> Schedule:
+    """Cut the trainings, in order of arrival, into rounds; each must take some time, one after the other per client."""
     wrong = np.flatnonzero(end <= start)
     if len(wrong):
         i = wrong[0]
@@ -139,23 +129,21 @@ def _check(labels: list[str], who: _Ints, start: _Floats, end: _Floats) -> None:
     early = np.flatnonzero(same & (start[order][1:] < end[order][:-1]))
     if len(early):
         i = order[early[0] + 1]
-        raise ValueError(f"client {brief(labels[who[i]])} starts at {start[i]:.15g}, before its work until then ends")
-
-
-def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Floats, k: int) -> Schedule:
-    """Cut the work, in order of arrival, into rounds."""
+        raise ValueError(
+            f"client {brief(labels[who[i]])} starts at {start[i]:.15g}, before its training until then ends"
+        )
     rounds = len(end) // k
     require(rounds > 0, f"it has {len(end)} arrivals, fewer than k={k}")
     order = np.lexsort((start, end))[: rounds * k]
     begun, arrived = start[order].reshape(rounds, k), end[order].reshape(rounds, k)
-    versions = 1 + np.searchsorted(arrived[:, -1], begun, side="right")
     ordered = np.sort(who[order].reshape(rounds, k), axis=1)
     twice = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
     if len(twice):
         row, place = twice[0]
-        name = brief(labels[ordered[row, place]])
         raise ValueError(
-            f"client {name} arrives twice in round {row + 1}, since it did not wait for the new model; use a smaller k"
+            f"client {brief(labels[ordered[row, place]])} arrives twice in round {row + 1}, since it did not wait for "
+            "the new model; use a smaller k"
         )
+    versions = 1 + np.searchsorted(arrived[:, -1], begun, side="right")
     staleness = np.arange(1, rounds + 1)[:, None] - versions + 1
     return Schedule(int(ids.max()) + 1, ids[order].reshape(rounds, k), staleness, arrived - start.min())

@@ -1,8 +1,8 @@
 """Clients that attack: what they train on, and what they upload.
 
-Attackers train as everybody does, on their own data; an attack then changes what they send, or their labels before
-it. Whatever they remember between uploads, as MOON's clients do, stays honest. Lengths are given in multiples of the
-upload an attacker would honestly send, since uploads hold the learning rate and shrink while a model learns.
+Attackers train as all clients do, on their own data; an attack changes what they send, or their labels before
+training. What they remember between uploads, as MOON's clients do, stays honest. Lengths are multiples of the honest
+upload's, since uploads hold the learning rate and shrink while a model learns.
 """
 
 from __future__ import annotations
@@ -70,62 +70,65 @@ class Attack:
         return deltas
 
 
-def _root_mean_square(deltas: Tensor) -> Tensor:
-    """Return how large a coordinate of each upload is, ``(K, 1)``."""
-    lengths: Tensor = deltas.norm(dim=1, keepdim=True)
-    return lengths / math.sqrt(deltas.shape[1])
-
-
 @dataclass(frozen=True)
-class SignFlip(Attack):
-    """Upload `-scale·g`: learning turns into unlearning (Li et al., "RSA", AAAI 2019)."""
+class _Scaled(Attack):
+    """An attack that replaces uploads by something of a length in multiples of the honest one's."""
 
     scale: float = 1.0
-    branch_free: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("scale", self.scale)
 
     def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
-        """Return the uploads, the attackers' reversed."""
-        return torch.where(attacking, -self.scale * deltas, deltas)
+        """Return the uploads, the attackers' replaced."""
+        return torch.where(attacking, self._sent(deltas, keys), deltas)
+
+    def _sent(self, deltas: Tensor, keys: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _size(self, deltas: Tensor) -> Tensor:
+        """Return `scale` times the root mean square of each upload's coordinates, ``(K, 1)``."""
+        lengths: Tensor = deltas.norm(dim=1, keepdim=True)
+        return self.scale * (lengths / math.sqrt(deltas.shape[1]))
 
 
 @dataclass(frozen=True)
-class ScaledNoise(Attack):
+class SignFlip(_Scaled):
+    """Upload `-scale·g`: learning turns into unlearning (Li et al., "RSA", AAAI 2019)."""
+
+    branch_free: ClassVar[bool] = True
+
+    def _sent(self, deltas: Tensor, keys: Tensor) -> Tensor:
+        return -self.scale * deltas
+
+
+@dataclass(frozen=True)
+class ScaledNoise(_Scaled):
     """Upload Gaussian noise, `scale` times as long as the honest upload (Blanchard et al., NeurIPS 2017, Sec. 5)."""
 
     scale: float = 10.0
     branch_free: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("scale", self.scale)
-
-    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
-        """Return the uploads, the attackers' replaced by noise."""
-        noise = gaussian(keys, deltas.shape[1], deltas.dtype)
-        return torch.where(attacking, self.scale * _root_mean_square(deltas) * noise, deltas)
+    def _sent(self, deltas: Tensor, keys: Tensor) -> Tensor:
+        return self._size(deltas) * gaussian(keys, deltas.shape[1], deltas.dtype)
 
 
 @dataclass(frozen=True)
-class SameValue(Attack):
+class SameValue(_Scaled):
     """Upload one value in every coordinate, `scale` times as long as the honest upload (Li et al., AAAI 2019).
 
     All attackers push the model the same way, and a negative `scale` the other way.
     """
 
-    scale: float = 1.0
     branch_free: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Attack.__post_init__(self)
         number("scale", self.scale)
 
-    def uploads(self, deltas: Tensor, attacking: Tensor, keys: Tensor) -> Tensor:
-        """Return the uploads, the attackers' constant."""
-        return torch.where(attacking, self.scale * _root_mean_square(deltas), deltas)
+    def _sent(self, deltas: Tensor, keys: Tensor) -> Tensor:
+        return self._size(deltas)
 
 
 @dataclass(frozen=True)

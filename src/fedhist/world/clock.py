@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import require, whole
+from fedhist.store.history import History
 from fedhist.streams import Stream
 from fedhist.world.speeds import Speeds, work_gammas, work_times
 
 WINDOW = 1024
 """Events that the queue keeps in order ahead of time, at least."""
-EVENT = np.dtype([("time", np.float64), ("number", np.int64), ("client", np.int64), ("version", np.int64)])
+EVENT = np.dtype([("time", np.float64), ("number", np.int64), ("client", np.int32), ("version", np.int32)])
 Events = NDArray[np.void]
 
 
@@ -31,14 +32,6 @@ class Start(NamedTuple):
     number: int
     client: int
     version: int
-
-
-class Arrived(Protocol):
-    """Arrivals on record: a :class:`Schedule`, or the history of a run."""
-
-    clients: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-    arrived: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +67,7 @@ class Schedule:
         return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1
 
 
-def recorded_schedule(recorded: Arrived, num_clients: int, k: int, rounds: int) -> Schedule:
+def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
     """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation."""
     clients, staleness = recorded.clients[:rounds], recorded.staleness[:rounds]
     have, width = clients.shape
@@ -96,12 +89,7 @@ def recorded_schedule(recorded: Arrived, num_clients: int, k: int, rounds: int) 
 
 
 def make_schedule(
-    num_clients: int,
-    k: int,
-    rounds: int,
-    speeds: Speeds,
-    seed: int = 0,
-    concurrency: int | None = None,
+    num_clients: int, k: int, rounds: int, speeds: Speeds, seed: int = 0, concurrency: int | None = None
 ) -> Schedule:
     """Let the clients work and return the first `k` uploads of every round.
 
@@ -113,7 +101,7 @@ def make_schedule(
     """
     rounds = whole("rounds", rounds, 1)
     arrivals = Clock(num_clients, k, speeds, seed, concurrency).advance(rounds)
-    clients = np.ascontiguousarray(arrivals["client"])
+    clients = arrivals["client"].astype(np.int64)
     staleness = np.arange(1, rounds + 1)[:, None] - arrivals["version"] + 1
     arrived = np.ascontiguousarray(arrivals["time"])
     for array in (clients, staleness, arrived):
@@ -241,7 +229,7 @@ def _merged(parts: Sequence[Events]) -> tuple[Events, NDArray[np.int64]]:
 
     Of equal times the earlier part goes first. Where parts are sorted, the stable sort does no more than merge them.
     """
-    events = np.concatenate(parts)
+    events = np.concatenate(parts) if len(parts) > 1 else parts[0]
     order = np.argsort(events["time"], kind="stable")
     return events[order], order
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import number, positive, require
+from fedhist.errors import number, positive, require, whole
 from fedhist.options import build, parse_spec
 from fedhist.streams import Stream
 
 Floats = NDArray[np.float64]
-
 NO_JITTER = 1e-6
 """Below this, jitter is no more than rounding."""
 
 
 class Speeds(Protocol):
-    """Draws the clients' mean times once, and the time of each piece of work around them."""
+    """Draws the clients' mean times once, and the time of each training around them."""
 
     @property
     def jitter(self) -> float:
@@ -40,20 +39,33 @@ def work_times(means: Floats, jitter: float, gammas: Floats) -> Floats:
     return means * gammas if jitter < NO_JITTER else means * gammas / (1 / jitter**2)
 
 
+class _Drawn:
+    """Mean times that are drawn from a distribution whose parameters are the fields of a dataclass."""
+
+    may_be_zero: ClassVar[tuple[str, ...]] = ("jitter",)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            number(each.name, value, 0) if each.name in self.may_be_zero else positive(each.name, value)
+
+    def mean_times(self, num_clients: int, seed: int) -> Floats:
+        """Return each client's mean time."""
+        return self._draw(Stream(seed, "devices").at(), num_clients)
+
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Drawn):
     """All clients are alike and take `time`."""
 
     time: float = 1.0
     jitter: float = 0.0
 
-    def __post_init__(self) -> None:
-        positive("time", self.time)
-        number("jitter", self.jitter, 0)
-
-    def mean_times(self, num_clients: int, seed: int) -> Floats:
-        """Return the same time for all."""
-        return np.full(num_clients, self.time)
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        return np.full(count, self.time)
 
 
 def random_arrivals() -> Constant:
@@ -66,7 +78,7 @@ def random_arrivals() -> Constant:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Drawn):
     """Mean times spread evenly from `low` to `high`."""
 
     low: float = 0.5
@@ -74,62 +86,45 @@ class Uniform:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("low", self.low)
-        positive("high", self.high)
+        super().__post_init__()
         require(self.low <= self.high, f"low={self.low} must not exceed high={self.high}.")
-        number("jitter", self.jitter, 0)
 
-    def mean_times(self, num_clients: int, seed: int) -> Floats:
-        """Return times drawn from U(low, high)."""
-        return Stream(seed, "devices").at().uniform(self.low, self.high, num_clients)
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.uniform(self.low, self.high, count)
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormal(_Drawn):
     """Mean times with median 1 and log-standard deviation `sigma`: most near, some far slower."""
 
     sigma: float = 0.5
     jitter: float = 1.0
+    may_be_zero: ClassVar[tuple[str, ...]] = ("sigma", "jitter")
 
-    def __post_init__(self) -> None:
-        number("sigma", self.sigma, 0)
-        number("jitter", self.jitter, 0)
-
-    def mean_times(self, num_clients: int, seed: int) -> Floats:
-        """Return times drawn from exp(N(0, σ²))."""
-        return Stream(seed, "devices").at().lognormal(0.0, self.sigma, num_clients)
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.lognormal(0.0, self.sigma, count)
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Drawn):
     """Mean times drawn from an exponential distribution with mean `scale`."""
 
     scale: float = 1.0
     jitter: float = 1.0
 
-    def __post_init__(self) -> None:
-        positive("scale", self.scale)
-        number("jitter", self.jitter, 0)
-
-    def mean_times(self, num_clients: int, seed: int) -> Floats:
-        """Return times drawn from Exp(1/scale)."""
-        return Stream(seed, "devices").at().exponential(self.scale, num_clients)
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.exponential(self.scale, count)
 
 
 @dataclass(frozen=True)
-class Pareto:
+class Pareto(_Drawn):
     """Mean times of at least 1 with a heavy tail: P(time > t) = t^-alpha."""
 
     alpha: float = 2.0
     jitter: float = 1.0
 
-    def __post_init__(self) -> None:
-        positive("alpha", self.alpha)
-        number("jitter", self.jitter, 0)
-
-    def mean_times(self, num_clients: int, seed: int) -> Floats:
-        """Return times drawn from Pareto(alpha) on [1, ∞)."""
-        return 1 + Stream(seed, "devices").at().pareto(self.alpha, num_clients)
+    def _draw(self, rng: np.random.Generator, count: int) -> Floats:
+        return 1 + rng.pareto(self.alpha, count)
 
 
 @dataclass(frozen=True)
@@ -140,12 +135,10 @@ class Explicit:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.times, Sequence) and len(self.times) > 0,
-            "times must be a list with a time for each client.",
-        )
-        for client, time in enumerate(self.times):
-            positive(f"times[{client}]", time)
+        fits = isinstance(self.times, (Sequence, np.ndarray)) and len(self.times) > 0
+        require(fits, "times must be a list with a time for each client.")
+        times = tuple(positive(f"times[{client}]", time) for client, time in enumerate(self.times))
+        object.__setattr__(self, "times", times)  # a value that can be hashed and printed in full
         number("jitter", self.jitter, 0)
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
@@ -156,7 +149,7 @@ class Explicit:
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """Some clients work at a fraction of the speed the other model gives them.
+    """Some clients work at a fraction of the speed another model gives them.
 
     With `speed` 0.5 they update half as often as normal clients, the paper's fairness test.
 
@@ -176,6 +169,8 @@ class SlowGroup:
 
     def __post_init__(self) -> None:
         positive("speed", self.speed)
+        if not isinstance(self.clients, range):
+            object.__setattr__(self, "clients", tuple(whole("clients", client) for client in self.clients))
 
     @property
     def jitter(self) -> float:
@@ -184,12 +179,11 @@ class SlowGroup:
 
     def mean_times(self, num_clients: int, seed: int) -> Floats:
         """Return the underlying times, longer for the group."""
-        slow = np.zeros(num_clients, bool)
-        for client in self.clients:
+        times = self.others.mean_times(num_clients, seed).copy()
+        for client in set(self.clients):
             require(0 <= client < num_clients, f"clients names {client}; ids run from 0 to {num_clients - 1}.")
-            slow[client] = True
-        times = self.others.mean_times(num_clients, seed)
-        return np.where(slow, times / self.speed, times)
+            times[client] /= self.speed
+        return times
 
 
 SPEEDS: Mapping[str, Callable[..., Speeds]] = {
@@ -205,7 +199,7 @@ SPEEDS: Mapping[str, Callable[..., Speeds]] = {
 
 
 def as_speeds(given: object) -> Speeds:
-    """Return the model that a text such as ``lognormal:sigma=1`` means; an object is what it is."""
+    """Return the model that a text such as ``lognormal:sigma=1`` means; an object is returned as it is."""
     if isinstance(given, str):
         name, options = parse_spec("speeds", given, SPEEDS)
         made: Speeds = build(name, SPEEDS[name], options)

@@ -15,8 +15,6 @@ from rich.console import Console
 import fedhist as fh
 from fedhist.report.live import terminal as module
 from fedhist.report.live.terminal import WINDOW, Pace, Terminal
-from fedhist.store.history import Record
-from tests.test_cli import hearing
 
 
 def shown(view: Terminal) -> list[str]:
@@ -33,7 +31,7 @@ def made_up(
     tables = np.zeros(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape), np.zeros(shape, np.float32)
     history = fh.History(method, seed, "made up", *tables)
     for round_, accuracy in (accuracies or {}).items():
-        history.evaluations.append(Record(round_, float(round_), accuracy, 1.0, [], 2.5, 4))
+        history.evaluations.append(fh.Evaluation(round_, float(round_), accuracy, 1.0, [], 2.5, 4))
     return history
 
 
@@ -87,7 +85,7 @@ def test_the_rate_is_that_of_this_process(clock: list[float]) -> None:
     view, _ = on_paper(100, 2)
     runs = [made_up(seed=seed) for seed in (0, 1)]
     view(60, runs)  # an earlier process did these
-    assert view._pace.rate is None and view._left == "" and view._share == 0.6
+    assert view._pace.rate == 0 and view._left == "" and view._share == 0.6
     for round_ in range(61, 71):
         clock[0] += 0.5
         view(round_, runs)
@@ -95,7 +93,7 @@ def test_the_rate_is_that_of_this_process(clock: list[float]) -> None:
     assert view._left == "0:00:15 left"  # 30 rounds of half a second
 
 
-def test_the_rate_of_runs_that_are_told_of_when_done(clock: list[float]) -> None:
+def test_the_rate_of_runs_that_are_passed_when_finished(clock: list[float]) -> None:
     view, _ = on_paper(100, 4, at_once=True)
     with view:
         clock[0] += 10
@@ -103,13 +101,17 @@ def test_the_rate_of_runs_that_are_told_of_when_done(clock: list[float]) -> None
     assert view._pace.rate == pytest.approx(40) and view._left == "0:00:30 left"
 
 
-def test_a_run_that_begins_again(clock: list[float]) -> None:
-    view, _ = on_paper(100, 1)
-    for round_ in [*range(1, 51), *range(1, 11)]:
+def test_a_run_that_leaves_its_batch_is_taken_back_some_rounds(clock: list[float]) -> None:
+    view, _ = on_paper(200, 1)
+    for round_ in range(1, 51):
         clock[0] += 1
         view(round_, [made_up()])
-    assert view._share == 0.1
-    assert view._pace.rate == pytest.approx(4)
+    view(10, [made_up()])  # the last round before the bad upload
+    assert view._share == 0.05 and view._pace.rate == pytest.approx(4)
+    for round_ in range(11, 61):
+        clock[0] += 1
+        view(round_, [made_up()])
+    assert view._share == 0.3 and view._pace.rate == pytest.approx(4)
 
 
 def test_pace_forgets_what_was_long_ago() -> None:
@@ -128,7 +130,7 @@ def test_pace_forgets_what_was_long_ago() -> None:
 def test_the_screen_fits(width: int, clock: list[float]) -> None:
     view, _ = on_paper(100_000, 24, width)
     runs = [made_up("FedHist(gamma=0.2, egs=False, haa=False)", s, 100_000, {99_000: 0.7 + s / 10}) for s in (0, 1)]
-    runs[0].events += [{"event": "rejected", "round": 3}] * 12345 + [{"event": "lost", "round": 3}]
+    runs[0].events += [{"event": "rejected", "round": 3}] * 12345 + [{"event": "dropped", "round": 3}]
     for round_ in (99_000, 99_001):
         view(round_, runs)
         clock[0] += 0.01
@@ -138,7 +140,7 @@ def test_the_screen_fits(width: int, clock: list[float]) -> None:
     bar, where, head, row, empty = lines
     assert "8%" in bar and bar.endswith("left")
     assert where.startswith("round 99,002/100,000, 0 of 24 runs done")
-    assert head.split() == ["method", "accuracy", "%", "staleness", "rejected", "lost"]
+    assert head.split() == ["method", "accuracy", "%", "staleness", "rejected", "dropped"]
     assert row.split()[-6:] == ["75.0", "±", "7.1", "2.5", "12,345", "1"], "numbers are not cut"
     assert row.startswith("FedHist(") and empty == ""
 
@@ -152,7 +154,7 @@ def test_before_the_first_evaluation() -> None:
     assert shown(view)[-2].split() == ["FedHist", "–", "–", "0"]
 
 
-def test_runs_that_diverged_are_told() -> None:
+def test_runs_that_diverged_are_counted() -> None:
     view, _ = on_paper(10, 2, 80)
     runs = [made_up(seed=seed, accuracies={5: 0.5}) for seed in (0, 1)]
     runs[1].events.append({"event": "diverged", "round": 5})
@@ -167,23 +169,16 @@ def test_faults_and_privacy_are_shown(task: fh.Task) -> None:
     view, file = on_paper(20, 1)
     strategy = fh.Private(fh.FedAvg(by_examples=False), clip=1.0, noise_multiplier=1.0)
     history = fh.simulate(strategy, task, k=2, rounds=20, faults=fh.Faults(nan=0.2, dropped=0.2), on_round=view)
-    counts = [sum(event["event"] == name for event in history.events) for name in ("rejected", "lost")]
+    counts = [sum(event["event"] == name for event in history.events) for name in ("rejected", "dropped")]
     assert min(counts) > 0
-    assert f"rejected {counts[0]}, lost {counts[1]}, ε {history.epsilon[-1]:.3g})" in file.getvalue()
+    assert f"rejected {counts[0]}, dropped {counts[1]}, ε {history.epsilon[-1]:.3g})" in file.getvalue()
 
 
 def test_on_a_real_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fedhist", "run", "--clients", "20", "--k", "4", "--rounds", "30", "--out", "a"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm-256color"}
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-        preexec_fn=hearing,  # noqa: PLW1509
-    ) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         seen = b""
         while True:

@@ -12,7 +12,7 @@ import pytest
 
 import fedhist as fh
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "tracking"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tracking"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's code
 COMMON: dict[str, Any] = {"k": 2, "rounds": 6, "eval_every": 2, "checkpoint_every": 0}
 

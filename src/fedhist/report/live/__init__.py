@@ -1,7 +1,4 @@
-"""What can be seen of runs under way: on a terminal, and in tools that keep records.
-
-Everything here is an `on_round` hook: it is called with a round's number and the histories so far.
-"""
+"""`on_round` hooks that show runs under way: on a terminal, and in tools that keep metrics."""
 
 from fedhist.report.live.figures import figures, fresh
 from fedhist.report.live.tensorboard import TensorBoard

@@ -18,7 +18,7 @@ def count(history: History, event: str, until: int | None = None) -> int:
 
 
 def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
-    """Return an evaluation as named numbers; what is not known is left out."""
+    """Return an evaluation as named numbers, without those that are not known."""
     known = {
         "accuracy": evaluation.accuracy,
         "loss": evaluation.loss,
@@ -34,7 +34,7 @@ def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
 
 
 def fresh(histories: Sequence[History], seen: Seen) -> Iterator[tuple[History, list[Evaluation]]]:
-    """Return the runs with evaluations that were not returned before, with these, and take note of them."""
+    """Return the evaluations that were not returned before, run by run, and count them as seen."""
     for history in histories:
         run = history.method, history.seed
         if new := history.evaluations[seen.get(run, 0) :]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from fedhist.errors import FedHistError, InvalidInput
 from fedhist.report.live.figures import Seen, figures, fresh
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from fedhist.store.history import History
 
 
-class TensorBoard:
+class TensorBoard(AbstractContextManager["TensorBoard"]):
     """An `on_round` hook that writes every evaluation for TensorBoard, in a folder for each method and seed.
 
-    The horizontal axis is the round; virtual time is one of the curves. A run that goes on from a checkpoint
-    tells all its evaluations anew, and so they replace what an earlier process wrote of it: nothing is there
-    twice, and nothing is missing that was not yet on the disk when the process was killed.
+    The horizontal axis is the round; virtual time is one of the curves. A run that is resumed from a checkpoint
+    passes all its evaluations again, which replace those that an earlier process wrote: none is there twice, and
+    none is missing that was not yet on the disk when that process was killed.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class TensorBoard:
         """Write the evaluations that have not been written."""
         try:
             for history, evaluations in fresh(histories, self._seen):
-                writer = self._writer(history, anew=evaluations[0] is history.evaluations[0])
+                writer = self._writers.get(history.name) or self._begin(history.name)
                 for evaluation in evaluations:
                     for name, value in figures(history, evaluation).items():
                         writer.add_scalar(name, value, evaluation.round)
@@ -53,23 +54,17 @@ class TensorBoard:
         except OSError as error:
             raise FedHistError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
 
-    def _writer(self, history: History, *, anew: bool) -> Any:
-        name, folder = history.name, self.folder / history.name
-        if anew:
-            if name in self._writers:
-                self._writers.pop(name).close()
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-            self._writers[name] = self._make(str(folder))
+    def _begin(self, name: str) -> Any:
+        """Return a writer for a run, whose older files are removed."""
+        for old in (self.folder / name).glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writers[name] = self._make(str(self.folder / name))
         return self._writers[name]
 
     def close(self) -> None:
         """Write what is left; calling the hook again is an error."""
         for writer in self._writers.values():
             writer.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -220,8 +220,10 @@ class _Card:
                     server.check_model()
                 elif not np.isfinite(server.screen.model):
                     server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
-                elif not server.judge(norms[i][count].tolist()).fine and server.diverged is None:
-                    leaving[i] = server.round + 1
+                else:
+                    server.judge(norms[i][count].tolist(), schedule.clients[rows.stop].tolist())
+                    if server.diverged is None:
+                        leaving[i] = server.round + 1
         self._looked = since.stop
         return leaving
 

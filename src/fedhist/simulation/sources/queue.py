@@ -18,7 +18,7 @@ from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
 from fedhist.simulation.trial import Trial
-from fedhist.simulation.versions import LastModels, Versions
+from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
 from fedhist.world.clock import Clock, Schedule, Start
@@ -49,7 +49,7 @@ class Queue:
             arrivals = line.arrivals()
             if arrivals is not None:
                 yield line.run.server, arrivals
-                line.closed(arrivals)
+                line.closed()
 
     def look(self) -> dict[int, int]:
         """Return the runs that cannot go on here: none, since uploads are screened before a round closes."""
@@ -145,7 +145,7 @@ class _Line:
         self.run, self.server, self._trainer = run, run.server, trainer
         self._k, self._trial = run.trial.k, run.trial
         self._feed: _Table | Clock = self._clock() if run.trial.faults else _Table(run.arriving.schedule, 0)
-        self._versions, self._last = Versions(self._holders()), LastModels()
+        self._versions, self._last_models = Versions(self._holders()), Models()
         self._uploads: dict[int, _Upload] = {}
         """By the number of the start: those that have not arrived yet."""
         self._rounds: dict[int, Tensor] = {}
@@ -160,10 +160,13 @@ class _Line:
 
     def _holders(self) -> Counter[int]:
         """Return how many clients are at work on each version."""
-        if self._trial.schedule is not None:
-            return Counter(self.run.arriving.schedule.versions[self.server.round :].ravel().tolist())
-        clock = self._feed if isinstance(self._feed, Clock) else self._clock()
-        return Counter(clock.versions.tolist())
+        versions, done, trial = self.run.arriving.schedule.versions, self.server.round, self._trial
+        if isinstance(self._feed, Clock):
+            return Counter(self._feed.versions.tolist())
+        if trial.schedule is not None:
+            return Counter(versions[done:].ravel().tolist())
+        sent = {1: trial.concurrency or trial.task.num_clients} | dict.fromkeys(range(2, done + 2), trial.k)
+        return Counter(sent) - Counter(versions[:done].ravel().tolist())
 
     @property
     def _round(self) -> int:
@@ -199,7 +202,7 @@ class _Line:
         return self._rounds[self._round + ahead][place]
 
     def _job(self, start: Start) -> Job:
-        trial, received, last = self._trial, self._versions[start.version], self._last.get(start.client)
+        trial, received, last = self._trial, self._versions[start.version], self._last_models.get(start.client)
         client, version = start.client, start.version
         return Job(self.run.task, trial.local, trial.method.objective, trial.seed, client, version, received, last)
 
@@ -210,7 +213,7 @@ class _Line:
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
         arrivals = self._sent(deltas, starts)
         norms: list[float] = torch.linalg.vector_norm(arrivals.deltas, dim=1).tolist()
-        verdict = self.server.judge(norms)
+        verdict = self.server.judge(norms, [start.client for start in starts])
         if self.server.diverged is not None:
             return None
         if verdict.fine and self._trial.faults is None:
@@ -229,13 +232,15 @@ class _Line:
         self._closing = starts
         return arrivals
 
-    def closed(self, arrivals: Arrivals) -> None:
+    def closed(self) -> None:
         """Write the round down, and send the new version to those who were in it."""
-        self.server.keep_arrivals(arrivals, [start.time for start in self._closing])
+        closing = self._closing  # not the arrivals, which a strategy may have changed
+        staleness = [self._round - start.version + 1 for start in closing]
+        self.server.keep_round([start.client for start in closing], staleness, [start.time for start in closing])
         if self._trial.schedule is None:  # else who is sent what is known from the beginning
             self._versions.holders[self._round] += self._k
         if isinstance(self._feed, Clock):
-            self._feed.close(self._closing)
+            self._feed.close(closing)
         if not self._trainer.works_ahead:
             self._uploads.clear()  # what was computed and has not arrived, as a resumed run would not have it
 
@@ -260,7 +265,7 @@ class _Line:
         """Forget an upload that has arrived; the client itself remembers what it trained."""
         upload = self._uploads.pop(start.number).ready()
         if self._trial.method.objective.uses_previous:
-            self._last.keep(start.client, self._versions[start.version] - upload)
+            self._last_models[start.client] = self._versions[start.version] - upload
         self._versions.release(start.version)
 
     def _follow_clock(self, verdict: Verdict) -> bool:
@@ -268,8 +273,9 @@ class _Line:
         if isinstance(self._feed, Clock):
             return True
         if self._trial.schedule is not None:
-            what = f"in round {self._round} an upload is bad ({', '.join(verdict.reasons[:1])})"
-            self.server.diverge(self._round, f"{what}, and a recorded schedule has nobody to take its place")
+            reason = next(iter(verdict.rejected.values()), "it is too long")
+            what = f"in round {self._round} an upload is bad ({reason}), and a recorded schedule has no other"
+            self.server.diverge(self._round, what)
             return False
         clock = self._clock()
         pairs = zip(self._feed.upcoming(self._k), clock.upcoming(self._k), strict=True)
@@ -356,9 +362,9 @@ class _Line:
 
     def state(self) -> dict[str, Tensor]:
         """Return what the rounds to come depend on; uploads computed ahead come out the same again."""
-        state = self._versions.state()
+        state = dict(zip(("held", "versions"), self._versions.state(), strict=True))
         if self._trial.method.objective.uses_previous:
-            state |= self._last.state()
+            state |= zip(("previous.clients", "previous"), self._last_models.state(), strict=True)
         if isinstance(self._feed, Clock):
             state |= {f"clock.{name}": torch.from_numpy(array) for name, array in self._feed.state().items()}
         return state
@@ -372,7 +378,7 @@ class _Line:
         else:
             self._feed = _Table(self.run.arriving.schedule, self.server.round)
         self._versions = Versions(self._holders())
-        self._versions.restore(state, self.run.device)
+        self._versions.restore(state["held"], state["versions"], self.run.device)
         if self._trial.method.objective.uses_previous:
-            self._last.restore(state, self.run.device)
+            self._last_models.restore(state["previous.clients"], state["previous"], self.run.device)
         self._uploads, self._rounds = {}, {}

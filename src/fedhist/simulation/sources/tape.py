@@ -25,7 +25,7 @@ class RecordedUploads:
         uploads, sizes = self.recording.uploads(row + 1), self.recording.num_examples(row + 1)
         arrivals = Arrivals(uploads, staleness, clients, sizes, validate=False)
         yield self.server, arrivals
-        self.server.keep_arrivals(arrivals, history.arrived[row])
+        self.server.keep_round(history.clients[row], history.staleness[row], history.arrived[row])
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return nothing: the server's round says where the recording is."""

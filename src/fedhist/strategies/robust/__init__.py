@@ -1,9 +1,8 @@
-"""Defences against clients that attack: strategies around another strategy, one rule, one file."""
+"""Defences against attackers: strategies around another strategy; one paper, one file."""
 
 from fedhist.strategies.robust.clip import NormClip
+from fedhist.strategies.robust.coordinates import CoordinateMedian, TrimmedMean
 from fedhist.strategies.robust.defence import Defence, RobustAverage
 from fedhist.strategies.robust.krum import Krum
-from fedhist.strategies.robust.median import CoordinateMedian
-from fedhist.strategies.robust.trimmed import TrimmedMean
 
 __all__ = ["CoordinateMedian", "Defence", "Krum", "NormClip", "RobustAverage", "TrimmedMean"]

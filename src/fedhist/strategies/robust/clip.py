@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from fedhist.strategies.robust.defence import Defence
 class NormClip(Defence):
     """Shorten long uploads before `inner` sees them.
 
-    The published bound is absolute. Uploads here hold the clients' learning rate and shrink while a model learns, so
-    the bound follows the round's median length; an absolute one can be set beside it.
+    The published bound is absolute. Uploads here include the clients' learning rate and become shorter as the model
+    converges, so the bound is relative to the round's median length; an absolute one can be added.
 
     Parameters
     ----------
@@ -29,8 +28,8 @@ class NormClip(Defence):
         Longest upload in any round.
     """
 
-    title: ClassVar[str] = "norm-clip"
-    branch_free: ClassVar[bool] = True
+    title = "norm-clip"
+    branch_free = True
 
     def __init__(self, inner: Strategy, ratio: float = 1.0, bound: float | None = None) -> None:
         super().__init__(inner)
@@ -38,7 +37,7 @@ class NormClip(Defence):
         self.bound = None if bound is None else positive("bound", bound)
 
     def forward(self, arrivals: Arrivals) -> Tensor:
-        """Let the strategy inside aggregate the clipped uploads."""
+        """Return the inner strategy's update from the clipped uploads."""
         norms = arrivals.deltas.norm(dim=1)
         longest = self.ratio * norms.median()
         if self.bound is not None:

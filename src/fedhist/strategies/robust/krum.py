@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,30 +14,29 @@ from fedhist.strategies.robust.defence import Defence
 
 
 def krum_scores(uploads: Tensor, attackers: int) -> Tensor:
-    """Return the sum of each upload's squared distances to its `K - f - 2` nearest others; low is trusted."""
-    # Straight differences: through a product of the uploads, near ones would lose all their digits.
+    """Return the sum of each upload's squared distances to its `K - f - 2` nearest others; low scores are trusted."""
+    # Distances from inner products would lose all digits between uploads that are nearly equal.
     distances = torch.cdist(uploads, uploads, compute_mode="donot_use_mm_for_euclid_dist").double().square()
     neighbours = max(1, len(uploads) - attackers - 2)
     return distances.sort(dim=1).values[:, 1 : 1 + neighbours].sum(dim=1)  # the first is the upload itself
 
 
 class Krum(Defence):
-    """Let only the uploads with the nearest neighbours reach `inner`; it never learns of the others.
+    """Pass only the uploads with the lowest Krum scores on to `inner`.
 
     Parameters
     ----------
     inner
         The strategy to defend.
     attackers
-        `f`: attackers expected among the K uploads of a round. None is as many as can be endured, the largest `f`
-        with `2f + 2 < K`.
+        `f`: attackers expected among the K uploads of a round. None is the most that can be tolerated, the largest
+        `f` with `2f + 2 < K`.
     keep
-        How many uploads are let through: 1 is Krum, more is multi-Krum. None is `K - f - 2`, as many as a score
-        looks at.
+        How many uploads are passed on: 1 is Krum, more is multi-Krum. None is `K - f - 2`.
     """
 
-    title: ClassVar[str] = "krum"
-    branch_free: ClassVar[bool] = True
+    title = "krum"
+    branch_free = True
 
     def __init__(self, inner: Strategy, attackers: int | None = None, keep: int | None = None) -> None:
         super().__init__(inner)
@@ -45,10 +44,7 @@ class Krum(Defence):
         self.keep = None if keep is None else whole("keep", keep, 1)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
-        """Settle `f` and how many uploads are let through.
-
-        The strategy inside is set up for K uploads, though it sees fewer: K and N tell it how stale uploads will be.
-        """
+        """Choose `f` and `keep`. The inner strategy is set up for K uploads too, on which staleness depends."""
         super().setup(num_clients, k, num_params, device)
         self.f = max(0, (k - 3) // 2) if self.attackers is None else self.attackers
         require(self.f == 0 or 2 * self.f + 2 < k, f"attackers={self.f} needs k ≥ {2 * self.f + 3} uploads, got k={k}.")
@@ -57,14 +53,13 @@ class Krum(Defence):
         return self
 
     def forward(self, arrivals: Arrivals) -> Tensor:
-        """Let the strategy inside aggregate the uploads that are trusted; the others weigh nothing."""
+        """Return the inner strategy's update from the trusted uploads; the weight of the others is 0."""
         scores = krum_scores(arrivals.deltas, self.f)
         trusted = scores.argsort(stable=True)[: self.kept].sort().values
-        everything = arrivals.deltas, arrivals.staleness, arrivals.clients, arrivals.num_examples
-        deltas, staleness, clients, sizes = (each.index_select(0, trusted) for each in everything)
-        update = self.inner(Arrivals(deltas, staleness, clients, sizes, validate=False))
-        weights = self.inner.last_weights
-        if weights is not None:
-            weights = torch.zeros_like(scores).index_copy_(0, trusted, weights.to(scores.dtype))
-        self.last_weights = weights
+        columns = arrivals.deltas, arrivals.staleness, arrivals.clients, arrivals.num_examples
+        deltas, staleness, clients, sizes = (each.index_select(0, trusted) for each in columns)
+        update = super().forward(Arrivals(deltas, staleness, clients, sizes, validate=False))
+        if self.last_weights is not None:
+            weights = self.last_weights.to(scores.dtype)
+            self.last_weights = torch.zeros_like(scores).index_copy_(0, trusted, weights)
         return update

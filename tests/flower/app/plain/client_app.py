@@ -1,4 +1,4 @@
-"""A least-squares problem, in NumPy. What a node's configuration calls `behave` says how it misbehaves."""
+"""A least-squares problem, in NumPy. The key `behave` of a node's configuration chooses how it misbehaves."""
 
 from __future__ import annotations
 

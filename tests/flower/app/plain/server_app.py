@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
         num_clients=int(config["clients"]),
         evaluate_every=int(config["evaluate-every"]),
         checkpoint=str(config["checkpoint"]) or None,
+        record=str(config["record"]) or None,
         max_norm_ratio=100,
     )
 

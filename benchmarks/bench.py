@@ -1,5 +1,9 @@
 """Client updates per second on this machine, against a plain PyTorch loop over the same client steps.
 
+    python benchmarks/bench.py [updates] [--model cnn] [--trainer native] [--rounds 20] [--loop-updates 40] ...
+
+``fedhist bench`` passes its arguments on to this script, which needs PyTorch and NumPy only.
+
 Speed is reported as a ratio within one process, whose parts take turns: machines are noisy, ratios less so.
 The loop is what most people write: one model, ``zero_grad``, forward, backward, ``SGD.step``, on batches drawn
 beforehand; it neither aggregates nor evaluates. The simulation does both.
@@ -7,11 +11,11 @@ beforehand; it neither aggregates nor evaluates. The simulation does both.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhist import __version__
-from fedhist.clients.local import LocalSGD
-from fedhist.data import Task, load_task
-from fedhist.data.models import LeNet
-from fedhist.errors import unknown
-from fedhist.simulation.engine import compare
+import fedhist as fh
+from fedhist.errors import exit_with_sentence
 from fedhist.simulation.methods import METHODS, as_method
 from fedhist.simulation.plan import devices_of
 
@@ -43,20 +43,20 @@ def small_cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": LeNet, "cnn": small_cnn}
+MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn}
 
 
-def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -> Task:
+def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -> fh.Task:
     """Return noise of CIFAR's shape, shared out evenly, with a test set of next to nothing."""
     generator = torch.Generator().manual_seed(0)
     count = min(each * clients, 50_000)
     x = torch.randn(count, 3, 32, 32, generator=generator)
     y = torch.randint(10, (count,), generator=generator)
     owned = np.arange(clients)[:, None] * each + np.arange(each)
-    return Task(model, x, y, owned % count, x[:10], y[:10], name="noise")
+    return fh.Task(model, x, y, owned % count, x[:10], y[:10], name="noise")
 
 
-def plain_loop(task: Task, local: LocalSGD, updates: int, device: torch.device) -> Callable[[], None]:
+def plain_loop(task: fh.Task, local: fh.LocalSGD, updates: int, device: torch.device) -> Callable[[], None]:
     """Return the loop over `updates` client updates."""
     x, y, _, _ = task.on(device)
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def plain_loop(task: Task, local: LocalSGD, updates: int, device: torch.device) 
             optimizer = torch.optim.SGD(model.parameters(), lr=local.lr)
             for index in batches:
                 optimizer.zero_grad()
-                F.cross_entropy(model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(model(x[index]), y[index]).backward()
                 optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def plain_loop(task: Task, local: LocalSGD, updates: int, device: torch.device) 
 
 
 def with_threads(threads: int, work: Callable[[], object]) -> Callable[[], object]:
-    """Return work that is done with so many of PyTorch's threads."""
+    """Return `work`, to be done with so many of PyTorch's threads."""
 
     def run() -> None:
         before = torch.get_num_threads()
@@ -94,7 +94,7 @@ def with_threads(threads: int, work: Callable[[], object]) -> Callable[[], objec
 
 
 def best_rates(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int) -> dict[str, float]:
-    """Let all take turns; return how many of their units each did per second in its best turn."""
+    """Let all take turns; return each one's units per second in its best turn."""
     rates = dict.fromkeys(ways, 0.0)
     for _ in range(repeats):
         for name, (count, work) in ways.items():
@@ -105,9 +105,9 @@ def best_rates(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int) 
 
 
 def machine(device: torch.device) -> str:
-    """Return what is measured, in a line."""
+    """Return one line on the software and the hardware."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores"
-    return f"fedhist {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}"
+    return f"fedhist {fh.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}"
 
 
 def measure(
@@ -125,25 +125,23 @@ def measure(
     loop_updates: int = 40,
     repeats: int = 3,
     device: str = "auto",
-    data_dir: str | Path | None = None,
+    data_dir: str | None = None,
 ) -> dict[str, float]:
     """Measure, print and return client updates per second of the plain loop and of the simulation."""
     where = devices_of(device)[0]
-    if model not in MODELS:
-        raise unknown("model", model, MODELS)
     methods = list(METHODS) if strategy == "all" else [as_method(strategy)]
     if dataset == "random":
         task = random_task(clients, MODELS[model])
     else:
-        task = load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
-    local, threads = LocalSGD(steps=local_steps), torch.get_num_threads()
+        task = fh.load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
+    local, threads = fh.LocalSGD(steps=local_steps), torch.get_num_threads()
     loop = plain_loop(task, local, loop_updates, where)
-    loop()  # neither side pays for what a library does once
+    loop()  # warm-up, so that neither side pays for what libraries do once
     options: dict[str, Any] = {"k": k, "seeds": seeds, "device": device, "eval_every": eval_every, "local": local}
 
     def simulation(trainer: str) -> Callable[[], object]:
-        compare(methods, task, trainer=trainer, **options | {"rounds": 3})
-        return lambda: compare(methods, task, trainer=trainer, rounds=rounds, **options)
+        fh.compare(methods, task, trainer=trainer, **options | {"rounds": 3})
+        return lambda: fh.compare(methods, task, trainer=trainer, rounds=rounds, **options)
 
     first = "plain loop, one thread"
     ways = {first: (loop_updates, with_threads(1, loop))}
@@ -159,3 +157,41 @@ def measure(
     for name, rate in rates.items():
         print(f"  {name:45s} {rate:9.0f} updates/s {rate / rates[first]:8.2f}×")
     return rates
+
+
+def at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="fedhist bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("what", nargs="?", choices=["updates"], default="updates", help="what is measured")
+    made.add_argument("--dataset", default="random", help="a data set's name, or random: noise of CIFAR's shape")
+    made.add_argument("--model", choices=MODELS, help="with random data; both by default")
+    made.add_argument("--strategy", default="fedhist", help="a method's name, or all")
+    made.add_argument("--trainer", action="append", dest="trainers", help="one of the trainers; may be repeated")
+    numbers = {"clients": 100, "k": 10, "seeds": 1, "rounds": 20, "local-steps": 5, "eval-every": 100}
+    for name, default in {**numbers, "loop-updates": 40, "repeats": 3}.items():
+        made.add_argument(f"--{name}", type=at_least_one, default=default, help=f"{default} by default")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or a certain GPU such as cuda:1")
+    made.add_argument("--data-dir", help="folder with data sets")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = vars(parser().parse_args(arguments))
+    del given["what"]
+    if given["dataset"] != "random":
+        given["model"] = "lenet"
+    for model in MODELS if given["model"] is None else [given["model"]]:
+        measure(**given | {"model": model})
+
+
+if __name__ == "__main__":
+    with exit_with_sentence():
+        main()

@@ -1,4 +1,4 @@
-"""Arrivals that may be sent back: the same as a schedule while none is, and K good ones a round when some are."""
+"""Arrivals that may be rejected: those of the schedule while none is, and K accepted ones a round when some are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.simulation.engine import BegunAgain
-from fedhist.world.clock import LiveClock, make_schedule
+from fedhist.simulation.server import Server
 from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
 
 FAULTS = {
@@ -25,7 +24,7 @@ FAULTS = {
     "wrong_dtype": "its values are int64, not float32",
     "huge": r"its length \S+ is absurd where \S+ is usual",
     "replayed": r"it names version \d+, but the client was last sent version \d+",
-    "future": r"it names version \d+ in round \d+, when that is not there yet",
+    "future": r"it names version \d+, which does not exist yet in round \d+",
     "unknown_client": r"it names client \d+, and there are 8",
 }
 ALL_OF_THEM = fh.Faults(**dict.fromkeys(FAULTS, 0.05), dropped=0.05)
@@ -55,26 +54,12 @@ def test_attackers_attack_the_same(make_task: Callable[..., fh.Task], attack: st
     assert_same(live, scheduled)
 
 
-def test_an_attacker_who_overdoes_it_is_sent_back(make_task: Callable[..., fh.Task]) -> None:
-    task = make_task()
-    with pytest.warns(BegunAgain, match="uploaded a huge update"):
-        history = run("fedavg", task, attack=fh.SignFlip(share=0.25, scale=1e9))
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+def test_an_attacker_who_overdoes_it_is_rejected(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    history = run("fedavg", make_task(), attack=fh.SignFlip(share=0.25, scale=1e9), trainer=trainer)
     attackers = set(history.events[0]["clients"])
     assert {event["client"] for event in history.events[1:]} == attackers
     assert not np.isin(history.clients, list(attackers)).any()
-
-
-@pytest.mark.parametrize("concurrency", [None, 9])
-@pytest.mark.parametrize("devices", [fh.LogNormal(), fh.Constant(), fh.Exponential()])
-def test_the_clock_gives_the_schedule(devices: Any, concurrency: int | None) -> None:
-    schedule = make_schedule(20, 4, 50, devices, 3, concurrency)
-    clock = LiveClock(20, 4, devices, 3, concurrency)
-    for row in range(50):
-        arrived = [clock.pop() for _ in range(4)]
-        assert [start.client for start in arrived] == schedule.clients[row].tolist()
-        assert [start.version for start in arrived] == schedule.versions[row].tolist()
-        assert [start.time for start in arrived] == schedule.arrived[row].tolist()
-        clock.close(arrived, row + 1)
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -103,7 +88,7 @@ def test_rounds_hold_k_good_uploads_and_memory_none_of_the_others(make_task: Cal
     assert all(len(set(row)) == 3 for row in history.clients.tolist())
     assert (history.staleness >= 1).all()
     assert (np.diff(history.arrived.ravel()) >= 0).all()
-    assert len({event["event"] for event in history.events}) == 2  # rejected and lost
+    assert len({event["event"] for event in history.events}) == 2  # rejected and dropped
 
 
 def test_the_same_seed_breaks_the_same_uploads(make_task: Callable[..., fh.Task]) -> None:
@@ -115,7 +100,7 @@ def test_the_same_seed_breaks_the_same_uploads(make_task: Callable[..., fh.Task]
 
 
 @pytest.mark.parametrize("lr", [0.001, 0.01, 0.1])
-def test_huge_uploads_are_sent_back_however_short_the_others_are(make_task: Callable[..., fh.Task], lr: float) -> None:
+def test_huge_uploads_are_rejected_however_short_the_others_are(make_task: Callable[..., fh.Task], lr: float) -> None:
     faults = fh.Faults(huge=0.1)
     history = run("fedavg", make_task(), rounds=60, faults=faults, local=fh.LocalSGD(lr=lr))
     assert history.model is not None
@@ -151,63 +136,123 @@ def test_resumed_to_the_bit(
     assert_same(run(method, task, **given, checkpoint=tmp_path), whole)
 
 
+def with_broken_client(task: fh.Task, client: int = 5) -> fh.Task:
+    """Spoil one client's data: whatever it uploads is NaN."""
+    task.x[task.client(client)[0]] = torch.nan
+    return task
+
+
+BROKEN: dict[str, Any] = {"k": 3, "rounds": 20, "eval_every": 5, "local": fh.LocalSGD(lr=0.1, batch_size=200)}
+
+
+@pytest.mark.parametrize("client", [5, 0])
+@pytest.mark.parametrize("method", ["fedhist", "moon"])
+@pytest.mark.parametrize("trainer", ["auto", "reference", "batched"])
+def test_from_the_first_bad_upload_on_it_is_as_if_taken_one_by_one(
+    make_task: Callable[..., fh.Task], trainer: str, method: str, client: int
+) -> None:
+    """Nobody asked for faults, so rounds are scheduled until one client's broken data show."""
+    task = with_broken_client(make_task(), client)
+    scheduled, one_by_one = (
+        fh.simulate(method, task, **BROKEN, trainer=trainer, faults=faults) for faults in (None, fh.Faults())
+    )
+    assert {(event["event"], event["client"]) for event in scheduled.events} == {("rejected", client)}
+    assert not (scheduled.clients == client).any()
+    if trainer != "batched":
+        assert_same(scheduled, one_by_one)
+        return
+    # Clients in batches of another size train the same but for rounding.
+    assert scheduled.events == one_by_one.events
+    assert np.array_equal(scheduled.clients, one_by_one.clients)
+    assert scheduled.loss == pytest.approx(one_by_one.loss, rel=1e-4)
+
+
 @pytest.mark.parametrize("trainer", ["auto", "batched"])
-def test_a_client_with_broken_data_is_left_out(make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str) -> None:
-    """Nobody asked for faults: one client's data are broken, and only one seed meets it."""
-    task = make_task()
-    task.x[task.client(5)[0]] = torch.nan
-    local = fh.LocalSGD(lr=0.1, batch_size=200)
-    given: dict[str, Any] = {"k": 3, "rounds": 20, "eval_every": 5, "local": local}
-    trials = [fh.Trial("fedhist", task, **given), fh.Trial("fedavg", make_task(), **given)]
-    with pytest.warns(BegunAgain, match=r"FedHist, seed 0: client 5 uploaded NaN or infinity in round \d+; the run"):
-        broken, fine = fh.simulate_many(trials, trainer=trainer)
-    assert {(event["event"], event["client"]) for event in broken.events} == {("rejected", 5)}
-    assert not (broken.clients == 5).any()
-    assert fine.events == []
-    assert_same(fine, fh.simulate("fedavg", make_task(), **given, trainer=trainer))
+def test_rounds_before_a_bad_upload_are_kept_and_resumed(
+    make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str
+) -> None:
+    """Beside runs that meet none, stopped in every part of it, with the same result to the bit."""
+    task = with_broken_client(make_task())
+    methods = [("fedhist", task, 0), ("fedavg", make_task(), 0), ("refl", task, 3)]
+    trials = [fh.Trial(name, own, seed=seed, **BROKEN) for name, own, seed in methods]
+    whole = fh.simulate_many(trials, trainer=trainer)
+    assert [bool(history.events) for history in whole] == [True, False, True]
+    assert whole[0].events[0]["round"] > 1
+    assert_same(whole[1], fh.simulate_many(trials[1:2], trainer=trainer)[0])
     calls: list[int] = []
 
     def stop_sometimes(round_: int, _: Sequence[fh.History]) -> None:
         calls.append(round_)
-        if len(calls) in (4, 12, 24, 30):
+        if len(calls) % 7 == 0:
             raise Stopped
 
-    for _ in range(6):
+    resumed, stops = None, 0
+    while resumed is None:
         try:
-            with pytest.warns(BegunAgain):
-                resumed = fh.simulate_many(
-                    trials, trainer=trainer, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_sometimes
-                )
-        except (Stopped, pytest.fail.Exception):
-            continue
-    assert len(calls) > 30
-    for a, b in zip(resumed, (broken, fine), strict=True):
+            resumed = fh.simulate_many(
+                trials, trainer=trainer, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_sometimes
+            )
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    for a, b in zip(resumed, whole, strict=True):
         assert_same(a, b)
+
+
+def test_a_batch_does_not_train_again_what_came_long_before(
+    make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are kept while a batch is under way, so that a bad upload costs the rounds since the last of them."""
+    task = with_broken_client(make_task(), 7)
+    taken: list[int] = []
+    close = Server.close
+
+    def counting(server: Server, arrivals: fh.Arrivals) -> Tensor:
+        taken.append(server.round)
+        return close(server, arrivals)
+
+    monkeypatch.setattr(Server, "close", counting)
+    options = {**BROKEN, "rounds": 60, "k": 1, "eval_every": 2, "trainer": "batched"}
+    history = fh.simulate("fedavg", task, **options, checkpoint_every=0)
+    met = history.events[0]["round"]
+    assert met > 5
+    assert len(taken) <= 60 + 2 + 2, "one evaluation's rounds are taken twice, and no more"
 
 
 def test_an_upload_that_is_only_huge(make_task: Callable[..., fh.Task]) -> None:
     task = make_task(model=nn.Linear(5, 3))
     task.x[task.client(6)] *= 1e6
-    with pytest.warns(BegunAgain, match="client 6 uploaded a huge update in round"):
-        history = run("fedavg", task, rounds=10)
+    history = run("fedavg", task, rounds=10)
     assert {(event["event"], event["client"]) for event in history.events} == {("rejected", 6)}
 
 
-def test_a_run_that_cannot_go_on_loses_nobody_else(make_task: Callable[..., fh.Task]) -> None:
-    """It is begun again alone, and ends alone."""
-    task = make_task()
-    task.x[task.client(5)[0]] = torch.nan
-    given: dict[str, Any] = {"k": 8, "rounds": 6, "eval_every": 3, "local": fh.LocalSGD(lr=0.1, batch_size=200)}
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+def test_a_run_that_cannot_end_leaves_the_others_alone(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    """With K = N and one broken client no round can ever close."""
+    task = with_broken_client(make_task())
+    given = {**BROKEN, "k": 8, "rounds": 6, "eval_every": 3}
     trials = [fh.Trial("fedhist", task, **given), fh.Trial("fedavg", make_task(), **given)]
-    with pytest.warns(BegunAgain, match="client 5"):
-        stuck, fine = fh.simulate_many(trials)
-    assert stuck.events[-1]["event"] == "diverged"
-    assert stuck.evaluations[-1].loss is not None  # the model is still the first one
+    stuck, fine = fh.simulate_many(trials, trainer=trainer)
+    assert stuck.diverged and stuck.rounds == 0 and stuck.evaluations == []
+    assert stuck.events[-1]["reason"].startswith("100 uploads in a row were rejected in round 1, since it holds NaN")
     assert fine.events == []
     assert fine.round == [3, 6]
 
 
-def test_colluders_who_overdo_it_are_sent_back(make_task: Callable[..., fh.Task]) -> None:
+def test_a_recorded_schedule_has_nobody_to_take_the_place_of_a_bad_upload(make_task: Callable[..., fh.Task]) -> None:
+    schedule = fh.simulate("fedavg", make_task(), **BROKEN)
+    for trainer in ("auto", "batched"):
+        with pytest.raises(fh.DivergedError, match=r"in round \d+ an upload is bad \(it holds NaN or infinity\), and a rec"):
+            fh.simulate("fedavg", with_broken_client(make_task()), **BROKEN, schedule=schedule, trainer=trainer)
+
+
+@pytest.mark.parametrize("fault", ["nan", "dropped"])
+def test_faults_that_leave_nothing_are_named(make_task: Callable[..., fh.Task], fault: str) -> None:
+    with pytest.raises(fh.DivergedError, match="the faults that were asked for leave nothing to aggregate"):
+        run("fedavg", make_task(), faults=f"{fault}=1")
+
+
+def test_colluders_who_overdo_it_are_rejected(make_task: Callable[..., fh.Task]) -> None:
     seen: list[float] = []
 
     class Watching(fh.FedAvg):
@@ -221,18 +266,19 @@ def test_colluders_who_overdo_it_are_sent_back(make_task: Callable[..., fh.Task]
     assert {event["client"] for event in history.events[1:]} == set(history.events[0]["clients"])
 
 
-def test_recorded_runs_that_begin_again_are_resumed(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
-    task, recordings = make_task(), []
-    task.x[task.client(5)[0]] = torch.nan
-    given: dict[str, Any] = {"k": 3, "rounds": 20, "eval_every": 5, "local": fh.LocalSGD(lr=0.1, batch_size=200)}
-    for name, stops in (("whole", []), ("stopped", [12, 16])):
-        more = {**given, "record": tmp_path / name, "resume": tmp_path / f"{name}-state", "checkpoint_every": 0}
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+def test_recorded_runs_that_meet_a_bad_upload_are_resumed(
+    make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str
+) -> None:
+    task, recordings = with_broken_client(make_task()), []
+    for name, stops in (("whole", []), ("stopped", [3, 12, 16])):
+        more = {**BROKEN, "record": tmp_path / name, "checkpoint": tmp_path / f"{name}-state", "checkpoint_every": 0}
         for round_ in stops:
-            with pytest.warns(BegunAgain), pytest.raises(Stopped):
-                fh.simulate("fedhist", task, **more, on_round=stop_after(round_))
-        with pytest.warns(BegunAgain):
-            fh.simulate("fedhist", task, **more)
+            with pytest.raises(Stopped):
+                fh.simulate("fedhist", task, **more, trainer=trainer, on_round=stop_after(round_))
+        fh.simulate("fedhist", task, **more, trainer=trainer)
         recordings.append((tmp_path / name / "uploads.npy").read_bytes())
+        assert fh.replay(tmp_path / name, "fedhist").distance.max() == 0
     assert recordings[0] == recordings[1]
 
 
@@ -246,6 +292,8 @@ def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
         run("fedavg", task, bad_updates="ignore")
     with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be positive"):
         run("fedavg", task, max_norm_ratio=0)
+    with pytest.raises(fh.InvalidInput, match="faults has no option 'lost' any more; it is called 'dropped'"):
+        run("fedavg", task, faults="lost=0.1")
     with pytest.raises(fh.InvalidInput, match="faults must be a fedhist.Faults, got dict"):
         run("fedavg", task, faults={"nan": 0.1})
     with pytest.raises(fh.InvalidInput, match="a recorded schedule fixes"):

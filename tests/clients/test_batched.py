@@ -1,0 +1,165 @@
+"""What can be trained as one batch, and how everything else is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedhist as fh
+from fedhist.clients.batched import bytes_per_client, padded, why_not_batched
+from fedhist.clients.objectives import Anchor, Batch, Objective
+from fedhist.simulation import plan as planning
+
+CPU = torch.device("cpu")
+LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+
+
+class Own:
+    """An objective of the user's own."""
+
+    uses_previous = False
+
+    def __init__(self, loss: Callable[[Tensor, Batch], Tensor]) -> None:
+        self.loss = loss
+
+    def __call__(self, net: Callable[..., Tensor], params: object, anchor: Anchor, batch: Batch) -> Tensor:
+        return self.loss(net(params, batch.x), batch)
+
+
+def smooth(logits: Tensor, batch: Batch) -> Tensor:
+    """Counts padding, since it takes the mean itself."""
+    return F.cross_entropy(logits, batch.y, label_smoothing=0.1)
+
+
+def smooth_without_padding(logits: Tensor, batch: Batch) -> Tensor:
+    return batch.mean(F.cross_entropy(logits, batch.y, label_smoothing=0.1, reduction="none"))
+
+
+class CountsPaddingInContrast(fh.Contrastive):
+    """MOON with a plain mean, which shows only for clients that have a last model."""
+
+    def __call__(self, net, params, anchor, batch):  # type: ignore[no-untyped-def]
+        logits, z = net.features(params, batch.x)
+        _, far = net.features(anchor.previous, batch.x)
+        contrast = F.cosine_similarity(z, far.detach(), dim=1).mean()
+        return batch.cross_entropy(logits) + anchor.has_previous * contrast
+
+
+COUNTS = "Own counts the padding of clients with less data; use batch.mean() or batch.cross_entropy()"
+
+
+def test_an_objective_that_counts_padding_is_not_batched(task: fh.Task) -> None:
+    assert why_not_batched(task, Own(smooth), CPU) == COUNTS
+    found = why_not_batched(task, CountsPaddingInContrast(), CPU)
+    assert found == COUNTS.replace("Own", "CountsPaddingInContrast")
+    for objective in (fh.CrossEntropy(), fh.Proximal(), fh.Contrastive(), Own(smooth_without_padding)):
+        assert why_not_batched(task, objective, CPU) is None
+
+
+def test_it_is_refused_where_batches_were_asked_for(task: fh.Task) -> None:
+    options = {"k": 3, "rounds": 6, "local": LOCAL, "objective": Own(smooth)}
+    with pytest.raises(fh.InvalidInput) as raised:
+        fh.simulate("fedavg", task, trainer="batched", **options)  # type: ignore[arg-type]
+    assert str(raised.value) == f"trainer='batched' cannot train these clients, use 'reference': {COUNTS}."
+
+
+def test_and_trained_one_by_one_otherwise(task: fh.Task) -> None:
+    """On a GPU "auto" is batched where that is possible; the plan looks at the device alone, so it needs none."""
+    for objective, expected in ((Own(smooth), "reference"), (Own(smooth_without_padding), "batched")):
+        trial = fh.Trial("fedavg", task, k=3, rounds=6, local=LOCAL, objective=objective)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert planned(trial) == expected
+        sentence = f"clients are trained one after the other, since they cannot be batched: {COUNTS}."
+        assert [str(each.message) for each in seen] == ([sentence] if expected == "reference" else [])
+
+
+def planned(trial: fh.Trial) -> str:
+    """Return the trainer that is chosen on a GPU, whose part the CPU plays."""
+
+    class Pretended:
+        type = "cuda"
+
+    with pytest.MonkeyPatch.context() as patch:
+        tried = planning.why_not_batched
+        patch.setattr(planning, "why_not_batched", lambda task, objective, _: tried(task, objective, CPU))
+        (plan,) = planning.plan([trial], "auto", Pretended())  # type: ignore[arg-type]
+    return plan.trainer
+
+
+def test_corrected_objectives_agree_with_the_reference(task: fh.Task) -> None:
+    """Clients differ in size, so that batches hold padding."""
+    runs = [
+        fh.simulate(
+            "fedavg", task, k=3, rounds=6, local=LOCAL, objective=Own(smooth_without_padding), trainer=t, eval_every=2
+        )
+        for t in ("reference", "batched")
+    ]
+    assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-5)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.embedding, self.rnn, self.fc = nn.Embedding(7, 4), kind(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.rnn(self.embedding(x))
+        return self.fc(hidden[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_models_are_batched_or_refused_before_the_first_round(kind: type[nn.RNNBase]) -> None:
+    x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    task = fh.Task(lambda: Recurrent(kind), x, y, np.array_split(np.arange(40), 5), x, y)
+    reason = why_not_batched(task, fh.CrossEntropy(), CPU)
+    options = {"k": 2, "rounds": 4, "local": LOCAL, "eval_every": 2}
+    reference = fh.simulate("fedavg", task, trainer="reference", **options)  # type: ignore[arg-type]
+    if reason is None:  # a later version of torch may batch it
+        assert fh.simulate("fedavg", task, trainer="batched", **options).loss == pytest.approx(reference.loss)  # type: ignore[arg-type]
+    else:
+        assert "atching rule" in reason
+        with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot train these clients, use 'reference': "):
+            fh.simulate("fedavg", task, trainer="batched", **options)  # type: ignore[arg-type]
+    threaded = fh.simulate("fedavg", task, **options)  # type: ignore[arg-type]
+    assert threaded.loss == pytest.approx(reference.loss, rel=1e-4)
+
+
+def test_a_model_that_cannot_be_evaluated_in_a_batch_is_refused(make_task: Callable[..., fh.Task]) -> None:
+    """Training alone would work: only its evaluation reads a value."""
+
+    class Reads(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return logits if self.training or logits.sum().item() > -1e9 else 2 * logits
+
+    reason = why_not_batched(make_task(model=lambda: Reads(5, 3)), fh.CrossEntropy(), CPU)
+    assert reason is not None and "item()" in reason
+
+
+def test_errors_of_the_objective_itself_are_not_hidden(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match=r"objective Own must return a scalar tensor, .* got float\."):
+        why_not_batched(task, Own(lambda logits, batch: 0.5), CPU)  # type: ignore[arg-type, return-value]
+
+
+def test_broken_data_are_no_reason(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    task.x[0] = torch.nan
+    assert why_not_batched(task, fh.CrossEntropy(), CPU) is None
+
+
+def test_padding_is_the_clients_own_and_weighs_nothing() -> None:
+    index, weight = padded([[np.array([3, 4]), np.array([5])], [np.array([8])]], 3, 2)
+    assert index.tolist() == [[[3, 4], [5, 3], [3, 3]], [[8, 8], [8, 8], [8, 8]]]
+    assert weight.tolist() == [[[0.5, 0.5], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]]]
+
+
+def test_a_cpu_plans_no_memory_for_batches(task: fh.Task) -> None:
+    objective: Objective = fh.CrossEntropy()
+    assert bytes_per_client(task, objective, 8, CPU) == 0

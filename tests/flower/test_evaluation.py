@@ -1,0 +1,141 @@
+"""Evaluation beside the rounds, on the server and on clients, and what the history has of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
+
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+
+import fedhist as fh
+from fedhist.flower import received
+from tests.flower.grid import Behaviour
+from tests.flower.helpers import kinds, moved, network, run
+
+
+def evaluates(examples: int) -> Behaviour:
+    """Return a client that evaluates by looking at the first weight."""
+    train = moved(-1.0, examples)
+
+    def work(message: Message) -> Message | Error | None:
+        if message.metadata.message_type == "train":
+            return train(message)
+        seen = float(received(message)["w"][0])
+        metrics = MetricRecord({"num-examples": examples, "seen": seen, "share": float(examples)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return work
+
+
+def central(round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+    return MetricRecord({"accuracy": round_ / 10, "loss": 1.0, "w": float(arrays.to_torch_state_dict()["w"][0])})
+
+
+def test_evaluations_run_beside_the_rounds() -> None:
+    grid = network({2**63 + 1: evaluates(10), 2: evaluates(30)})
+    server = run(grid, rounds=4, evaluate_every=2, evaluate_fn=central)
+    result = server.session.result
+    assert {r: metrics["seen"] for r, metrics in result.evaluate_metrics_clientapp.items()} == {2: -2.0, 4: -4.0}
+    assert result.evaluate_metrics_clientapp[2]["share"] == pytest.approx(25.0)
+    assert [result.evaluate_metrics_serverapp[r]["w"] for r in range(5)] == [0.0, -1.0, -2.0, -3.0, -4.0]
+    assert server.history.accuracy == [0.1, 0.2, 0.3, 0.4]
+    assert server.history.loss == [1.0] * 4
+
+
+def test_the_last_round_is_evaluated_and_seen_by_on_round() -> None:
+    seen: dict[int, tuple[int, list[int]]] = {}
+
+    def on_round(round_: int, histories: list[fh.History]) -> None:
+        (history,) = histories
+        seen[round_] = history.rounds, list(history.round)
+
+    grid = network({1: evaluates(10), 2: evaluates(30)})
+    server = run(grid, rounds=5, evaluate_every=3, evaluate_fn=central, on_round=on_round)
+    assert [rounds for rounds, _ in seen.values()] == [1, 2, 3, 4, 5]
+    assert seen[5][1] == [1, 2, 3, 4, 5]
+    assert set(server.session.result.evaluate_metrics_clientapp) == {3, 5}
+
+
+def test_rounds_continue_while_the_server_evaluates() -> None:
+    rounds: list[int] = []
+    may_end = threading.Event()
+
+    def slow(round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+        may_end.wait(60)
+        return central(round_, arrays)
+
+    def on_round(round_: int, _: object) -> None:
+        rounds.append(round_)
+        if round_ == 3:
+            may_end.set()
+
+    server = run(network({1: evaluates(10), 2: evaluates(30)}), rounds=9, evaluate_fn=slow, on_round=on_round)
+    assert rounds == list(range(1, 10))
+    assert server.history.round == list(range(1, 10))
+
+
+def test_an_error_of_the_evaluation_is_not_swallowed() -> None:
+    def broken(round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+        raise RuntimeError("no test data")
+
+    with pytest.raises(RuntimeError, match="no test data"):
+        run(network({node: moved(-1.0) for node in (1, 2)}), rounds=4, evaluate_fn=broken)
+
+
+@pytest.mark.parametrize("accuracy", [None, float("nan"), [0.5]])
+def test_an_evaluation_without_an_accuracy_is_not_in_the_history(accuracy: object) -> None:
+    metrics = {"loss": 1.0} if accuracy is None else {"loss": 1.0, "accuracy": accuracy}
+    server = run(network({1: evaluates(1), 2: evaluates(1)}), evaluate_fn=lambda *_: MetricRecord(metrics))
+    assert server.history.evaluations == []
+    assert set(server.session.result.evaluate_metrics_serverapp) == {0, 1, 2, 3}
+
+
+def test_nodes_that_cannot_evaluate_are_asked_once() -> None:
+    train = moved(-1.0)
+
+    def cannot(message: Message) -> Message | Error | None:
+        return train(message) if message.metadata.message_type == "train" else Error(code=1, reason="no evaluate")
+
+    server = run(network({1: cannot, 2: cannot}), rounds=12, evaluate_every=2)
+    assert kinds(server).count("evaluation failed") == 2
+    assert {event["node"] for event in server.history.events if event["event"] == "evaluation failed"} == {1, 2}
+
+
+def test_clients_that_do_not_answer_or_send_nonsense_do_not_stop_the_evaluation() -> None:
+    def misbehaves(answer: Message | None) -> Behaviour:
+        train = moved(-1.0)
+        return lambda message: train(message) if message.metadata.message_type == "train" else answer
+
+    def nonsense(message: Message) -> Message | Error | None:
+        answer = evaluates(1)(message)
+        if message.metadata.message_type == "evaluate" and isinstance(answer, Message):
+            answer.content["metrics"]["num-examples"] = float("nan")
+        return answer
+
+    grid = network({1: misbehaves(None), 2: nonsense, 3: evaluates(30)})
+    server = run(grid, rounds=4, evaluate_every=2, timeout=30)
+    assert {r: m["seen"] for r, m in server.session.result.evaluate_metrics_clientapp.items()} == {2: -2.0, 4: -4.0}
+    reasons = [event["reason"] for event in server.history.events if event["event"] == "evaluation failed"]
+    assert len([reason for reason in reasons if "'num-examples' must be a positive number" in reason]) == 2
+    assert reasons.count("no reply in time") == 2
+
+
+def test_a_share_of_the_nodes_evaluates() -> None:
+    grid = network({node: evaluates(1) for node in range(1, 11)})
+    run(grid, k=10, rounds=6, evaluate_every=1, fraction_evaluate=0.3)
+    asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert len(asked) == 6 * 3
+    assert len(set(asked)) > 3  # others each time
+
+
+def test_the_traces_of_fedhist_are_in_the_history(tmp_path: Path) -> None:
+    server = run(network({node: moved(-1.0) for node in (1, 2, 3)}), rounds=7, strategy="fedhist", num_clients=3)
+    history = fh.History.load(server.history.save(tmp_path))
+    assert history.traces["round"].tolist() == list(range(1, 8))
+    assert history.traces["utility"].shape == (7, 3)
+    np.testing.assert_allclose(history.traces["utility"][-1], server.session.server.strategy.trace()["utility"])
