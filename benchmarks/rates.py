@@ -2,8 +2,8 @@
 
     python benchmarks/rates.py [--dataset digits fashion-mnist] [--rates 0.02 0.05 0.1 0.2] [--seeds 3] [--data-dir DIR]
 
-LeNet, N = 100, K = 10, β = 0.3, 300 rounds of one local step of 32 examples. One rate is chosen for all methods: the one
-with the highest mean of FedAvg's and FedHist's final accuracy. The test set is not looked at.
+LeNet, N = 100, K = 10, β = 0.3, 300 rounds of one local step of 32 examples. One rate is chosen for all methods:
+the one with the highest mean of FedAvg's and FedHist's final accuracy. The test set is not looked at.
 """
 
 from __future__ import annotations

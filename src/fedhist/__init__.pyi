@@ -1,38 +1,66 @@
 # The public names: __init__.py reads them from here, and so do type checkers.
-from fedhist.clients.local import LocalSGD
-from fedhist.clients.objectives import Contrastive, CrossEntropy, Proximal
-from fedhist.data.datasets import load_task
-from fedhist.data.models import LeNet
-from fedhist.data.partition import SplitNotice, dirichlet, exclusive, iid, shards
-from fedhist.data.task import Task
-from fedhist.errors import BadUpload, DataError, DivergedError, FedHistError, InvalidInput
-from fedhist.simulation.engine import compare, simulate, simulate_many
-from fedhist.simulation.methods import Method
-from fedhist.simulation.replay import Replay, replay
-from fedhist.simulation.trial import Trial
-from fedhist.store.history import Comparison, Evaluation, History
-from fedhist.store.recording import Recording
-from fedhist.strategies import (
-    REFL,
-    TWAFL,
-    WKAFL,
-    CoordinateMedian,
-    Defence,
-    DynSGD,
-    FedAvg,
-    FedHist,
-    Krum,
-    NormClip,
-    Private,
-    Strategy,
-    TrimmedMean,
+from fedhist.clients.local import LocalSGD as LocalSGD
+from fedhist.clients.objectives import Contrastive as Contrastive, CrossEntropy as CrossEntropy, Proximal as Proximal
+from fedhist.data.datasets import load_task as load_task
+from fedhist.data.models import LeNet as LeNet
+from fedhist.data.partition import (
+    SplitNotice as SplitNotice,
+    dirichlet as dirichlet,
+    exclusive as exclusive,
+    iid as iid,
+    shards as shards,
 )
-from fedhist.strategies.arrivals import Arrivals
-from fedhist.world.arrival_log import read_schedule
-from fedhist.world.attacks import Attack, LabelFlip, LittleIsEnough, SameValue, ScaledNoise, SignFlip
-from fedhist.world.clock import Schedule, make_schedule
-from fedhist.world.faults import Faults
-from fedhist.world.speeds import Constant, Explicit, Exponential, LogNormal, Pareto, SlowGroup, Uniform, random_arrivals
+from fedhist.data.task import Task as Task
+from fedhist.errors import (
+    BadUpload as BadUpload,
+    DataError as DataError,
+    DivergedError as DivergedError,
+    FedHistError as FedHistError,
+    InvalidInput as InvalidInput,
+)
+from fedhist.simulation.engine import compare as compare, simulate as simulate, simulate_many as simulate_many
+from fedhist.simulation.methods import Method as Method
+from fedhist.simulation.replay import Replay as Replay, replay as replay
+from fedhist.simulation.trial import Trial as Trial
+from fedhist.store.history import Comparison as Comparison, Evaluation as Evaluation, History as History
+from fedhist.store.recording import Recording as Recording
+from fedhist.strategies import (
+    REFL as REFL,
+    TWAFL as TWAFL,
+    WKAFL as WKAFL,
+    CoordinateMedian as CoordinateMedian,
+    Defence as Defence,
+    DynSGD as DynSGD,
+    FedAvg as FedAvg,
+    FedHist as FedHist,
+    Krum as Krum,
+    NormClip as NormClip,
+    Private as Private,
+    Strategy as Strategy,
+    TrimmedMean as TrimmedMean,
+)
+from fedhist.strategies.arrivals import Arrivals as Arrivals
+from fedhist.world.arrival_log import read_schedule as read_schedule
+from fedhist.world.attacks import (
+    Attack as Attack,
+    LabelFlip as LabelFlip,
+    LittleIsEnough as LittleIsEnough,
+    SameValue as SameValue,
+    ScaledNoise as ScaledNoise,
+    SignFlip as SignFlip,
+)
+from fedhist.world.clock import Schedule as Schedule, make_schedule as make_schedule
+from fedhist.world.faults import Faults as Faults
+from fedhist.world.speeds import (
+    Constant as Constant,
+    Explicit as Explicit,
+    Exponential as Exponential,
+    LogNormal as LogNormal,
+    Pareto as Pareto,
+    SlowGroup as SlowGroup,
+    Uniform as Uniform,
+    random_arrivals as random_arrivals,
+)
 
 __version__: str
 __all__: list[str]

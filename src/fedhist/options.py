@@ -156,6 +156,12 @@ def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
     return {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 
 
+def named(kind: str, spec: str, known: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the object that a text such as ``lognormal:sigma=1`` means."""
+    name, options = parse_spec(kind, spec, known)
+    return build(name, known[name], options)
+
+
 def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Call a constructor with options from a file or a command line."""
     known = inspect.signature(make).parameters

@@ -116,6 +116,19 @@ def test_a_folder_that_holds_a_recording_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "tape" / "uploads.npy").read_bytes() == before
 
 
+def test_a_recording_whose_run_was_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
+    def dies(_: Message) -> Message:
+        raise Killed
+
+    options: dict[str, Any] = {"k": 1, "rounds": 2, "record": tmp_path / "tape"}
+    with pytest.raises(Killed):
+        run(network({1: dies}), **options, checkpoint=tmp_path / "state")
+    with pytest.raises(fh.InvalidInput, match="holds a recording already"):
+        run(network({1: client(1)}), **options)
+    run(network({1: client(1)}), **options, checkpoint=tmp_path / "state")
+    assert same_to_the_bit(fh.replay(tmp_path / "tape", "fedavg"))
+
+
 def test_the_recording_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     run(sites(), rounds=2, record=tmp_path / "tape", server_lr=0.5)
     run(sites(), rounds=1, checkpoint=tmp_path / "state")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -14,6 +16,14 @@ from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
 from fedhist.paper.figures import FIGURES
 from fedhist.paper.reproduce import reproduce
 from tests.command.calls import fails, succeeds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shorter() -> Iterator[None]:
+    """Let the smoke scale have fewer rounds here."""
+    few = replace(SCALES["smoke"], rounds={"digits": 8}, longest={"digits": 20}, short=6, eval_every=2)
+    with mock.patch.dict(SCALES, smoke=few):
+        yield
 
 
 @pytest.fixture(scope="module")

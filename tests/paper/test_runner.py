@@ -9,8 +9,7 @@ import pytest
 
 from fedhist.paper import runner
 from fedhist.paper.cells import EXPERIMENTS, SCALES, Cell
-from fedhist.paper.tables import final, published
-from fedhist.paper.tables import table1 as as_markdown
+from fedhist.paper.tables import final, published, table1 as as_markdown
 
 table1 = EXPERIMENTS["table1"]
 
@@ -36,7 +35,7 @@ def test_every_cell_of_table_1_was_published() -> None:
         assert all(0 < value < 100 for value in column.values())
 
 
-def test_a_stopped_run_goes_on_where_it_was(cells: list[Cell], tmp_path: Path) -> None:
+def test_finished_cells_are_not_run_again(cells: list[Cell], tmp_path: Path) -> None:
     batches: list[int] = []
 
     def noted(batch: Sequence[Cell]) -> None:
@@ -50,11 +49,11 @@ def test_a_stopped_run_goes_on_where_it_was(cells: list[Cell], tmp_path: Path) -
     runner.run(cells, tmp_path, device="cpu", on_batch=noted)
     assert batches == [1] * len(cells)
 
-    lost = tmp_path / f"{cells[0].key}.json"
-    old = json.loads(lost.read_text())
-    lost.unlink()
+    gone = tmp_path / f"{cells[0].key}.json"
+    old = json.loads(gone.read_text())
+    gone.unlink()
     runner.run(cells, tmp_path)
-    new = json.loads(lost.read_text())
+    new = json.loads(gone.read_text())
     assert [new[name] for name in ("cell", "round", "accuracy", "loss")] == [
         old[name] for name in ("cell", "round", "accuracy", "loss")
     ]
@@ -72,7 +71,7 @@ def test_results_become_a_table(cells: list[Cell], tmp_path: Path) -> None:
     assert row.split("|")[2].strip().strip("*") == f"{expected:.1f}"
 
 
-def test_runs_under_attack_tell_what_attackers_weighed(cells: list[Cell], tmp_path: Path) -> None:
+def test_runs_under_attack_keep_the_attackers_weight(cells: list[Cell], tmp_path: Path) -> None:
     honest = cells[0]
     attacked = replace(honest, attack="sign-flip:share=0.2", method="fedavg + krum")
     assert attacked.key != honest.key
@@ -82,20 +81,20 @@ def test_runs_under_attack_tell_what_attackers_weighed(cells: list[Cell], tmp_pa
     assert 0 < results[attacked]["attackers_uploads"] < 1 and 0 <= results[attacked]["attackers_weight"] <= 1
     trial = attacked.trial(attacked.task())
     (history,) = runner.simulate_many([trial])
-    told = history.events[0]["clients"]
+    attackers = history.events[0]["clients"]
     theirs = [w for row, ws in zip(history.clients, history.weights, strict=True) for c, w in zip(row, ws, strict=True)
-              if c in told]  # fmt: skip
+              if c in attackers]  # fmt: skip
     assert sum(theirs) / history.rounds == pytest.approx(results[attacked]["attackers_weight"], abs=1e-5)
 
 
 def test_a_run_that_diverges_counts_as_guessing(cells: list[Cell], tmp_path: Path) -> None:
-    lost = replace(cells[0], lr=1e30)
-    runner.run([lost], tmp_path, device="cpu")
-    result = runner.results([lost], tmp_path)[lost]
+    diverging = replace(cells[0], lr=1e30)
+    runner.run([diverging], tmp_path, device="cpu")
+    result = runner.results([diverging], tmp_path)[diverging]
     assert result["diverged"] and final(result) == pytest.approx(10.0)
 
-    both = [cells[0].trial(cells[0].task()), lost.trial(lost.task())]
+    both = [cells[0].trial(cells[0].task()), diverging.trial(diverging.task())]
     histories = runner.simulate_many(both, trainer="batched", device="cpu")
-    beside = runner._result(lost, both[1], histories[1])
+    beside = runner._result(diverging, both[1], histories[1])
     assert beside["diverged"] and beside["accuracy"] == result["accuracy"] and beside["round"] == result["round"]
     assert "diverged" not in runner._result(cells[0], both[0], histories[0])

@@ -105,7 +105,7 @@ def diverged(history: fh.History, round_: int) -> fh.History:
     history.evaluations = [each for each in history.evaluations if each.round <= round_]
     kept = int((history.traces["round"] <= round_).sum()) if history.traces else 0
     history.traces = {name: rows[:kept] for name, rows in history.traces.items()} if kept else {}
-    history.events.append({"time": 1.0, "round": round_, "event": DIVERGED, "reason": f"the loss is nan in {round_}"})
+    history.events.append({"time": 1.0, "round": round_, "event": DIVERGED, "reason": "the loss is nan"})
     return history
 
 

@@ -150,7 +150,7 @@ def test_runs_that_diverged_stay_in_their_group(tmp_path: Path) -> None:
     assert [str(run) for run in group.runs] == ["FedHist, seed 0", "FedHist, seed 1", "FedAvg, seed 1"]
     assert [history.seed for history in group.comparison] == [0] and found.left_out == []
     assert found.methods == ["FedHist", "FedAvg"] and group.comparison.methods == ["FedHist"]
-    assert group.runs[1].diverged == f"{tmp_path / 'b'}: FedHist, seed 1 diverged: the loss is nan in 9."
+    assert group.runs[1].diverged == f"{tmp_path / 'b'}: FedHist, seed 1 diverged in round 9: the loss is nan."
 
 
 @pytest.mark.parametrize("config", ["= nonsense", "a = " + "[" * 3000, "lr = 7.0\ntarget = 0.9"])

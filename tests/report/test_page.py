@@ -135,19 +135,24 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
     text = without_scripts(page)
     assert "9 runs of 3 methods. 3 of them diverged. FedHist ends highest" in text
     assert "Runs that diverged count in no mean and no test." in text
-    assert f"{tmp_path / 'fedavg-seed3'}: FedAvg, seed 3 diverged: the loss is nan in 30." in text
-    reasons = [reason for _, reason in write_report([tmp_path], tmp_path / "page.html").left_out]
-    assert len(reasons) == 3 and all("diverged: the loss is nan" in reason for reason in reasons)
+    assert f"{tmp_path / 'fedavg-seed3'}: FedAvg, seed 3 diverged in round 30: the loss is nan." in text
+    made = write_report([tmp_path], tmp_path / "page.html")
+    assert made.runs == 6 and len(made.left_out) == 3
+    assert all(": the loss is nan." in reason for _, reason in made.left_out)
 
 
-def test_only_runs_that_diverged(tmp_path: Path) -> None:
-    diverged(fake_history("FedAvg"), 30).save(tmp_path / "x" / "a")
+def test_a_setting_under_which_all_runs_diverged(tmp_path: Path) -> None:
+    diverged(fake_history("FedAvg", seed=0), 30).save(tmp_path / "x" / "a")
+    with pytest.raises(
+        fh.InvalidInput, match="no run can be reported: .*a: FedAvg, seed 0 diverged in round 30: the loss"
+    ):
+        page_of(tmp_path)
+    fake_history("FedAvg", seed=1, lr=0.5).save(tmp_path / "x" / "b")
     page = page_of(tmp_path)
-    assert "1 run of 1 method. All of them diverged." in without_scripts(page)
-    assert final_table(page)[1][:4] == ["FedAvg", "1", "1", "–"] and "<figure" not in without_script_bodies(page)
-    fake_history("FedAvg", lr=0.5).save(tmp_path / "x" / "b")
-    overview = without_scripts(page_of(tmp_path))
-    assert "<td>diverged</td>" in overview and "With fake, lr = 0.5, FedAvg ends at" in overview
+    assert final_table(page)[1] == ["FedAvg", "1", "1", "–", "–", "–", "–"]
+    assert "g1-accuracy" in page and "g0-accuracy" not in page
+    text = without_scripts(page)
+    assert "<td>diverged</td>" in text and "With fake, lr = 0.5, FedAvg ends at" in text
 
 
 def test_settings_are_explained_by_their_options(tmp_path: Path) -> None:

@@ -212,7 +212,9 @@ def test_a_folder_that_holds_a_run_is_resumed(make_task: Callable[..., fh.Task],
     again = fh.simulate("fedavg", task, **options(), checkpoint=tmp_path, on_round=lambda r, _: seen.append(r))
     assert seen == [ROUNDS], "nothing was left to do"
     assert_same(again, first)
-    with pytest.raises(fh.InvalidInput, match=r"simulate\(\) has no option 'resume' any more; it is called 'checkpoint'"):
+    with pytest.raises(
+        fh.InvalidInput, match=r"simulate\(\) has no option 'resume' any more; it is called 'checkpoint'"
+    ):
         fh.simulate("fedavg", task, **options(), resume=tmp_path)
 
 

@@ -187,7 +187,9 @@ def test_a_run_that_diverges_does_not_stop_those_beside_it(
 def test_a_client_that_uploads_nan_is_named(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     task.x[task.client(5)[0]] = torch.nan
-    with pytest.raises(fh.DivergedError, match="100 uploads in a row were rejected in round 1, since it holds NaN or") as e:
+    with pytest.raises(
+        fh.DivergedError, match="100 uploads in a row were rejected in round 1, since it holds NaN or"
+    ) as e:
         fh.simulate("fedhist", task, k=8, rounds=3, local=fh.LocalSGD(batch_size=200))
     (history,) = e.value.histories
     assert {event.get("client") for event in history.events} == {5, None}

@@ -42,7 +42,9 @@ def test_words_are_understood_in_any_case() -> None:
 def test_renamed_options_name_their_new_names() -> None:
     with pytest.raises(fh.InvalidInput, match="fedhist has no option 'history' any more; it is called 'h'."):
         as_method("fedhist:history=3")
-    with pytest.raises(fh.InvalidInput, match="FedHist has no option 'history_dtype' any more; it is called 'memory_dty"):
+    with pytest.raises(
+        fh.InvalidInput, match="FedHist has no option 'history_dtype' any more; it is called 'memory_dty"
+    ):
         fh.FedHist(history_dtype="bfloat16")  # type: ignore[call-arg]
 
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import fedhist as fh
 from fedhist.strategies.screening import HARMLESS_RATIO, Rejected, Screen, Upload, check_form, norm_of

@@ -109,4 +109,5 @@ class Trainer(Protocol):
         """Evaluate each model on its task's test set."""
 
     def close(self) -> None:
-        """Release threads and memory."""
+        """Release threads and memory, if it holds any."""
+        return

@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedhist.flower import replies
 from fedhist.flower.exchange import Note
+from fedhist.flower.replies import averaged, examples_in, reported
 from fedhist.flower.wire import State, as_record
 from fedhist.simulation.server import Server
 
@@ -60,8 +60,8 @@ class Evaluations:
             if message.has_error():
                 self._unable.add(node)
                 raise ValueError(f"error {message.error.code}: {str(message.error.reason)[:200]}; not asked again")
-            metrics = replies.reported(message.content)
-            examples = replies.examples_in(metrics, self.key)
+            metrics = reported(message.content)
+            examples = examples_in(metrics, self.key)
             self._replies.setdefault(round_, []).append((examples, metrics))
         except Exception as error:  # whatever a reply holds, it must not stop the server
             self.note(time, "evaluation failed", node, reason=str(error))
@@ -80,7 +80,7 @@ class Evaluations:
                 del self.pending[message]
                 self.note(time, "evaluation failed", node, reason="no reply in time")
         for round_, known in self._replies.items():
-            self.result.evaluate_metrics_clientapp[round_] = replies.averaged(known, self.key)
+            self.result.evaluate_metrics_clientapp[round_] = averaged(known, self.key)
         under_way = {round_ for round_, _, _ in self.pending.values()}
         self._replies = {round_: known for round_, known in self._replies.items() if round_ in under_way}
 

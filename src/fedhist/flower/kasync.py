@@ -20,9 +20,9 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedhist.errors import FedHistError, number, positive, reason, require, whole
-from fedhist.flower import replies
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
+from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
 from fedhist.options import option, values_of
@@ -208,7 +208,8 @@ class Session:
             method=method,
             seed=0,
         )
-        check_room({options.record: about}, resumed=resumed)
+        if not resumed:
+            check_room({options.record: about}, resumable=options.checkpoint is not None)
         return Tape(options.record, about, model)
 
     def run(self) -> Result:
@@ -242,7 +243,7 @@ class Session:
             server.diverged.histories = [self.history()]
             raise server.diverged
         metrics = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in source.taken]
-        self.result.train_metrics_clientapp[round_] = replies.averaged(metrics, options.weighted_by_key)
+        self.result.train_metrics_clientapp[round_] = averaged(metrics, options.weighted_by_key)
         who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in source.taken)
         log(INFO, "round %d closed at %.1f s with clients %s", round_, source.now, who)
         source.evaluations.take_in(source.now)

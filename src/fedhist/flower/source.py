@@ -17,9 +17,9 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedhist.errors import FedHistError
-from fedhist.flower import replies
 from fedhist.flower.evaluation import Evaluations
 from fedhist.flower.exchange import Arrival, Exchange, Upload, Work
+from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, MOST_EXAMPLES, examples_in, identity_in, reported
 from fedhist.flower.wire import Rest, State, Wire, read_model, write_model
 from fedhist.options import option
 from fedhist.simulation.server import Server
@@ -59,9 +59,9 @@ class NetworkOptions:
     packed: bool = False
     evaluate_every: int = 10
     fraction_evaluate: float = 1.0
-    arrayrecord_key: str = replies.ARRAYS
-    configrecord_key: str = replies.CONFIG
-    weighted_by_key: str = replies.EXAMPLES
+    arrayrecord_key: str = ARRAYS
+    configrecord_key: str = CONFIG
+    weighted_by_key: str = EXAMPLES
     clock: Any = time  # a test has its own `monotonic` and `sleep`
 
     def patiently(self, ask: Callable[[], Iterable[Any]]) -> list[Any]:
@@ -215,12 +215,12 @@ class Network:
         delta, moved = sent - local, {name: values - sent_rest[name] for name, values in rest.items()}
         for name in self.wire.counts:
             rest[name] = moved.pop(name)
-            if bool((rest[name].double().abs() > replies.MOST_EXAMPLES).any()):
-                raise Rejected(f"entry {name!r} has changed by more than {replies.MOST_EXAMPLES:g}")
+            if bool((rest[name].double().abs() > MOST_EXAMPLES).any()):
+                raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
         norm = math.sqrt(sum(norm_of(values) ** 2 for values in (delta, *moved.values())))
-        metrics = replies.reported(content)
-        examples = replies.examples_in(metrics, self.options.weighted_by_key)
-        return Upload(delta, rest, examples, norm, replies.identity_in(content), metrics)
+        metrics = reported(content)
+        examples = examples_in(metrics, self.options.weighted_by_key)
+        return Upload(delta, rest, examples, norm, identity_in(content), metrics)
 
     def finish(self) -> None:
         """Wait for evaluations that are still under way, but not too long for those of clients."""

@@ -17,8 +17,7 @@ from fedhist.report.gather import Group
 from fedhist.store.history import History
 
 Floats = NDArray[np.float64]
-Plot = dict[str, Any]
-"""A part of a drawing, by Plotly's names and a few of page.js."""
+Plot = dict[str, Any]  # a part of a drawing, by Plotly's names and a few of page.js
 POINTS = 200  # most points of a curve
 PRECISE = 7  # digits of rounds, times and other numbers that may be large and close together
 MOST_METHODS = 12  # in a figure; tables have them all

@@ -43,9 +43,12 @@ class Run:
 
     @property
     def diverged(self) -> str | None:
-        """Why it diverged, as a sentence; None for a run that took all its rounds."""
-        why = [e.get("reason", "no reason is recorded") for e in self.history.events if e["event"] == DIVERGED]
-        return f"{self.folder}: {self} diverged: {why[0]}." if why else None
+        """When and why it diverged, as a sentence; None for a run that took all its rounds."""
+        for event in self.history.events:
+            if event["event"] == DIVERGED:
+                reason = event.get("reason", "no reason is recorded")
+                return f"{self.folder}: {self} diverged in round {event['round']}: {reason}."
+        return None
 
     def __str__(self) -> str:
         return f"{self.history.method}, seed {self.history.seed}"
@@ -85,8 +88,9 @@ def gather(folders: Sequence[Path]) -> Gathered:
             runs.append(_read(folder))
         except FedHistError as error:
             left_out.append((folder, str(error)))
-    if not runs:
-        require(not left_out, f"no run can be reported: {' '.join(reason for _, reason in left_out[:3])}")
+    if all(run.diverged for run in runs):
+        reasons = [*(reason for _, reason in left_out), *(run.diverged for run in runs if run.diverged)]
+        require(not reasons, f"no run can be reported: {' '.join(reasons[:3])}")
         places = ", ".join(map(str, folders))
         raise InvalidInput(
             f"there is no run in {places}; give folders that fedhist run or fedhist compare have written."

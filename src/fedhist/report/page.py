@@ -58,7 +58,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was made."""
+    """The page, and how many runs count in its means."""
 
     path: Path
     runs: int
@@ -79,7 +79,7 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
     except OSError as error:
         raise FedHistError(f"{out} cannot be written: {error.strerror}.") from error
     diverged = [(run.folder, run.diverged) for run in found.runs if run.diverged]
-    return Report(out, len(found.runs), [*found.left_out, *diverged])
+    return Report(out, len(found.runs) - len(diverged), [*found.left_out, *diverged])
 
 
 def render(found: Gathered, baseline: str | None = None) -> str:
@@ -210,7 +210,7 @@ def _lead(found: Gathered, rankings: Sequence[tuple[str, Mapping[str, str]]]) ->
     text += f" under {len(rankings)} different settings, each compared on its own." if len(rankings) > 1 else "."
     diverged = sum(run.history.diverged for run in found.runs)
     if diverged:
-        text += f" {'All' if diverged == len(found.runs) else f'{diverged:,}'} of them diverged."
+        text += f" {diverged:,} of them diverged."
     for title, ranking in rankings:
         ends = [(method, final) for method, final in ranking.items() if final != DIVERGED]
         if ends:

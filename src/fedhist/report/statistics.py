@@ -22,11 +22,10 @@ def half_width(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Paired:
-    """One method against another, seed by seed: the mean difference with its 95 % interval, and two-sided tests."""
+    """One method against another, seed by seed: the mean difference ± half its 95 % interval, and two-sided tests."""
 
     mean: float
     half: float
-    """Half-width of the interval."""
     p: float
     """Of the paired t-test."""
     wilcoxon: float | None

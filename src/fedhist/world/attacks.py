@@ -21,7 +21,7 @@ from torch import Tensor
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, number, positive, require
 from fedhist.noise import gaussian, keyed
-from fedhist.options import build, parse_spec
+from fedhist.options import named
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.streams import Stream
 
@@ -185,12 +185,9 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = {
 
 def as_attack(given: Attack | str | None) -> Attack | None:
     """Return the attack that a specification such as ``sign-flip:share=0.2`` means."""
-    if isinstance(given, str):
-        name, options = parse_spec("attack", given, ATTACKS)
-        attack: Attack = build(name, ATTACKS[name], options)
+    attack = named("attack", given, ATTACKS) if isinstance(given, str) else given
+    if attack is None or isinstance(attack, Attack):
         return attack
-    if given is None or isinstance(given, Attack):
-        return given
     raise InvalidInput(f"attack must be a name or a fedhist.Attack, got {type(given).__name__}.")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedhist.errors import require, whole
 from fedhist.store.history import History
 from fedhist.streams import Stream
-from fedhist.world.speeds import Speeds, work_gammas, work_times
+from fedhist.world.speeds import Speeds, as_speeds, work_gammas, work_times
 
 WINDOW = 1024
 """Events that the queue keeps in order ahead of time, at least."""
@@ -118,10 +118,7 @@ class Clock:
 
     def __init__(self, num_clients: int, k: int, speeds: Speeds, seed: int = 0, concurrency: int | None = None) -> None:
         num_clients, self.k = whole("clients", num_clients, 1), whole("k", k, 1)
-        require(
-            callable(getattr(speeds, "mean_times", None)) and not isinstance(speeds, type),
-            f"speeds must be an object such as fedhist.LogNormal(), got {speeds!r}.",
-        )
+        speeds = as_speeds(speeds)
         require(k <= num_clients, f"k={k} is more than the {num_clients} clients there are.")
         self.busy = num_clients if concurrency is None else whole("concurrency", concurrency)
         require(

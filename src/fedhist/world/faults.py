@@ -66,11 +66,9 @@ class Faults:
 
 def as_faults(given: object) -> Faults | None:
     """Return the faults that a text such as ``nan=0.01,dropped=0.1`` means; an object is what it is."""
-    if isinstance(given, str):
-        faults: Faults = build("faults", Faults, parse_options("faults", given, given))
+    faults = build("faults", Faults, parse_options("faults", given, given)) if isinstance(given, str) else given
+    if faults is None or isinstance(faults, Faults):
         return faults
-    if given is None or isinstance(given, Faults):
-        return given
     raise InvalidInput(f"faults must be a fedhist.Faults, got {type(given).__name__}.")
 
 

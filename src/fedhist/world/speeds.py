@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import number, positive, require, whole
-from fedhist.options import build, parse_spec
+from fedhist.options import named
 from fedhist.streams import Stream
 
 Floats = NDArray[np.float64]
@@ -200,12 +200,9 @@ SPEEDS: Mapping[str, Callable[..., Speeds]] = {
 
 def as_speeds(given: object) -> Speeds:
     """Return the model that a text such as ``lognormal:sigma=1`` means; an object is returned as it is."""
-    if isinstance(given, str):
-        name, options = parse_spec("speeds", given, SPEEDS)
-        made: Speeds = build(name, SPEEDS[name], options)
-        return made
+    speeds = named("speeds", given, SPEEDS) if isinstance(given, str) else given
     require(
-        callable(getattr(given, "mean_times", None)) and not isinstance(given, type),
+        callable(getattr(speeds, "mean_times", None)) and not isinstance(speeds, type),
         f"speeds must be a name or an object such as fedhist.LogNormal(), got {given!r}.",
     )
-    return cast(Speeds, given)
+    return cast(Speeds, speeds)

@@ -242,7 +242,9 @@ def test_a_run_that_cannot_end_leaves_the_others_alone(make_task: Callable[..., 
 def test_a_recorded_schedule_has_nobody_to_take_the_place_of_a_bad_upload(make_task: Callable[..., fh.Task]) -> None:
     schedule = fh.simulate("fedavg", make_task(), **BROKEN)
     for trainer in ("auto", "batched"):
-        with pytest.raises(fh.DivergedError, match=r"in round \d+ an upload is bad \(it holds NaN or infinity\), and a rec"):
+        with pytest.raises(
+            fh.DivergedError, match=r"in round \d+ an upload is bad \(it holds NaN or infinity\), and a rec"
+        ):
             fh.simulate("fedavg", with_broken_client(make_task()), **BROKEN, schedule=schedule, trainer=trainer)
 
 

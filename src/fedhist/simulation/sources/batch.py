@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from fedhist.simulation.sources import Close
 from fedhist.simulation.sources.group import Batches, Group
 from fedhist.strategies.arrivals import Arrivals
 
+T = TypeVar("T")
 WARM_UP = 1
 """Rounds before capture: libraries compile kernels and allocate their workspaces in the first one."""
 STREAMS = 8
@@ -57,13 +59,11 @@ class Batch:
 
     def evaluate(self) -> list[Score]:
         """Evaluate the models of all runs."""
-        scores = {i: s for members, card in self._cards for i, s in zip(members, card.evaluate(), strict=True)}
-        return [scores[i] for i in range(len(self.runs))]
+        return _in_order((members, card.evaluate()) for members, card in self._cards)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return the versions that clients hold and their last models, as :class:`Queue` has them."""
-        states = {i: s for members, card in self._cards for i, s in zip(members, card.state(), strict=True)}
-        return [states[i] for i in range(len(self.runs))]
+        return _in_order((members, card.state()) for members, card in self._cards)
 
     def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned."""
@@ -98,11 +98,12 @@ class _Card:
                 nets[same] = ModuleNet(task.build(seed).to(device), task.layout)
             work = replace(run.trial.local, lr=1.0), identity(run.trial.method.objective)
             members.setdefault((same, *work), []).append(i)
-        self._members = list(members.values())
-        sources: dict[object, Batches] = {}
-        self._groups = [Group([runs[i] for i in each], nets[key[0]], sources, device) for key, each in members.items()]
-        self._block = min(group.block for group in self._groups)
-        for group in self._groups:
+        known: dict[object, Batches] = {}
+        self._groups = [
+            (places, Group([runs[i] for i in places], nets[key[0]], known, device)) for key, places in members.items()
+        ]
+        self._block = min(group.block for _, group in self._groups)
+        for _, group in self._groups:
             group.allocate(self._block)
 
         # What the servers see of a round besides the uploads: one row per round, all runs beside each other.
@@ -126,7 +127,7 @@ class _Card:
             if place == 0 or self._round == self._first:
                 self._place.fill_(place)
                 begin = self._round - 1 - place
-                for group in self._groups:
+                for _, group in self._groups:
                     group.draw(slice(begin, min(begin + self._block, self._rounds)))
             if self._graph is not None:
                 self._graph.replay()
@@ -154,18 +155,18 @@ class _Card:
 
     def next(self) -> Iterator[tuple[Server, Arrivals]]:
         """Deliver one round of all runs, without a look at any value."""
-        by_run: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for n, (members, group) in enumerate(zip(self._members, self._groups, strict=True)):
+        uploads = []
+        for n, (members, group) in enumerate(self._groups):
             with self._aside(n):
-                by_run |= zip(members, group.uploads(self._done, self._place), strict=True)
+                uploads.append((members, group.uploads(self._done, self._place)))
         self._join(len(self._groups))
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
         weights, norms, lengths = list[Tensor](), list[Tensor](), list[Tensor]()
-        for i, run in enumerate(self.runs):
-            deltas, norm, length = by_run[i]
+        for i, (run, (deltas, computed, length)) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
             with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
                 staleness, clients, sizes = facts[i]
                 arrivals = Arrivals(deltas, staleness, clients, sizes, validate=False)
+                norm = computed
                 if run.adversary is not None:
                     arrivals = run.adversary.sent(arrivals, self._done)
                     norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)
@@ -230,28 +231,27 @@ class _Card:
     def evaluate(self) -> list[Score]:
         """Evaluate the models of all runs, those of a group at once."""
         with self._on_device():
-            scores: dict[int, Score] = {}
-            for members, group in zip(self._members, self._groups, strict=True):
-                scores |= zip(members, group.evaluate(), strict=True)
-        return [scores[i] for i in range(len(self.runs))]
+            return _in_order((members, group.evaluate()) for members, group in self._groups)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return what the runs need after the rounds so far, besides their servers."""
         with self._on_device():
-            states: dict[int, dict[str, Tensor]] = {}
-            for members, group in zip(self._members, self._groups, strict=True):
-                states |= {i: group.state(place, self._round) for place, i in enumerate(members)}
-        return [states[i] for i in range(len(self.runs))]
+            return _in_order((members, group.states(self._round)) for members, group in self._groups)
 
     def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned."""
         done = max(run.server.round for run in self.runs)  # a run that diverged has stopped earlier
         with self._on_device():
-            for members, group in zip(self._members, self._groups, strict=True):
-                for place, i in enumerate(members):
-                    group.restore(place, done, states[i])
+            for members, group in self._groups:
+                group.restore(done, [states[i] for i in members])
             self._done.fill_(done)
         self._round, self._first, self._looked = done, done + 1, done
+
+
+def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:
+    """Return results in the order of the runs, given for some of them at a time."""
+    by_run = {i: result for members, results in parts for i, result in zip(members, results, strict=True)}
+    return [by_run[i] for i in range(len(by_run))]
 
 
 def _fine_rounds(server: Server, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:

@@ -139,30 +139,34 @@ class Group:
             zip(torch.split(uploads, self.ks), torch.split(norms, self.ks), torch.split(lengths, 1), strict=True)
         )
 
-    def state(self, place: int, done: int) -> dict[str, Tensor]:
-        """Return what a run needs after `done` rounds, besides its server."""
-        held, rows = self._held(place, done)
-        state = {"held": torch.from_numpy(held), "versions": self.versions[rows]}
-        if self.objective.uses_previous:
-            own = slice(int(self._holders[place]), int(self._holders[place + 1]))
-            known = self._known[own].nonzero()[:, 0]
-            state |= {"previous.clients": known, "previous": self._previous[own][known]}
-        return state
+    def states(self, done: int) -> list[dict[str, Tensor]]:
+        """Return what each run needs after `done` rounds, besides its server."""
+        states = []
+        for place in range(len(self.runs)):
+            held, rows, own = self._held(place, done)
+            state = {"held": torch.from_numpy(held), "versions": self.versions[rows]}
+            if self.objective.uses_previous:
+                known = self._known[own].nonzero()[:, 0]
+                state |= {"previous.clients": known, "previous": self._previous[own][known]}
+            states.append(state)
+        return states
 
-    def restore(self, place: int, done: int, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
-        self.versions[self._held(place, done)[1]] = state["versions"].to(self.device)
-        if self.objective.uses_previous:
-            own = slice(int(self._holders[place]), int(self._holders[place + 1]))
-            known = state["previous.clients"].to(self.device)
-            self._known[own][known] = 1
-            self._previous[own][known] = state["previous"].to(self.device)
+    def restore(self, done: int, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back what :meth:`states` returned."""
+        for place, state in enumerate(states):
+            _, rows, own = self._held(place, done)
+            self.versions[rows] = state["versions"].to(self.device)
+            if self.objective.uses_previous:
+                known = state["previous.clients"].to(self.device)
+                self._known[own][known] = 1
+                self._previous[own][known] = state["previous"].to(self.device)
 
-    def _held(self, place: int, done: int) -> tuple[NDArray[np.int64], Tensor]:
-        """Return the versions that a run's clients hold, and where they lie."""
+    def _held(self, place: int, done: int) -> tuple[NDArray[np.int64], Tensor, slice]:
+        """Return the versions that a run's clients hold, where they lie, and where its clients' last models do."""
         plan = self.runs[place].arriving.versions
         held = plan.held_after(done)
-        return held, torch.from_numpy(plan.slots[held] + self._starts[place]).to(self.device)
+        rows = torch.from_numpy(plan.slots[held] + self._starts[place]).to(self.device)
+        return held, rows, slice(int(self._holders[place]), int(self._holders[place + 1]))
 
     def evaluate(self) -> list[Score]:
         """Evaluate all models, as many images at a time as a round trains on: memory is planned for that."""
