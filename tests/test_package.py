@@ -39,7 +39,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> Non
     kept = {path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert names == {path.relative_to(SOURCE.parent).as_posix() for path in kept}
     suffixes = {Path(name).suffix for name in names} - {""}
-    assert suffixes <= {".py", ".c", ".json", ".html", ".css", ".js", ".typed"}, "no data, no results"
+    assert suffixes <= {".py", ".pyi", ".c", ".json", ".html", ".css", ".js", ".typed"}, "no data, no results"
     assert {"fedhist/py.typed", "fedhist/native/train.c", "fedhist/paper/published.json"} <= names
     assert sum(info.file_size for info in wheel.infolist()) < 2e6
 
@@ -69,7 +69,7 @@ def test_every_extra_is_in_the_development_one() -> None:
     [
         ("import fedhist.flower", "flower"),
         ("import fedhist as fh; fh.Private(fh.FedAvg(), clip=1.0, noise_multiplier=1.0)", "privacy"),
-        ("from fedhist.simulation.cluster import spread; spread([], 'auto', 'auto', None)", "ray"),
+        ("from fedhist.simulation.cluster import spread; spread(print, [], 'auto', 'auto', None)", "ray"),
     ],
 )
 def test_what_is_missing_is_told_with_the_command_that_brings_it(code: str, extra: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import fedhist
-from fedhist.command.settings import Settings
+from fedhist.command.settings import all_options
+from fedhist.options import options_of
 from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.faults import Faults
-from fedhist.world.speeds import DEVICES
+from fedhist.world.speeds import SPEEDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,26 +30,41 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def value(default: Any, text: str | None = None) -> str:
+    """Return a default as tables show it: a value as code, else a description, and nothing for None."""
+    if text is not None:
+        return text
+    return "" if default is None else f"`{json.dumps(default)}`"
+
+
 def settings() -> str:
     """Return every setting with its flag, default and meaning, in the groups of ``fedhist run --help``."""
     panels: dict[str, list[list[str]]] = {}
-    for name, field in Settings.model_fields.items():
-        assert isinstance(field.json_schema_extra, dict)
-        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
-        row = [f"`{name}`", f"`--{name.replace('_', '-')}`", default, field.description or ""]
-        panels.setdefault(str(field.json_schema_extra["panel"]), []).append(row)
+    for name, each in all_options().items():
+        row = [f"`{name}`", f"`--{name.replace('_', '-')}`", value(each.default, each.default_text), each.help]
+        panels.setdefault(each.panel, []).append(row)
     head = ["in a file", "flag", "default", "meaning"]
     return "\n".join(f"### {panel}\n\n{table(head, rows)}" for panel, rows in panels.items())
 
 
+def trial_options() -> str:
+    """Return the options of a trial, which :func:`fedhist.simulate` and :func:`fedhist.compare` take as well."""
+    known, rows = options_of(Trial), []
+    for field in dataclasses.fields(Trial):
+        if field.name in known and known[field.name].part is None:
+            each = known[field.name]
+            rows.append([f"`{field.name}`", value(each.default, each.default_text), each.help])
+    return table(["option", "default", "meaning"], rows)
+
+
 def options(make: Callable[..., Any]) -> list[list[str]]:
     """Return the options of a constructor: name, default, what the docstring says."""
-    told = parameter_texts(make)
+    texts = parameter_texts(make)
     return [
         [
             f"`{name}`",
             "" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`",
-            told.get(name, ""),
+            texts.get(name, ""),
         ]
         for name, parameter in inspect.signature(make).parameters.items()
         if name != "inner"  # what a defence guards is named before it
@@ -55,18 +73,18 @@ def options(make: Callable[..., Any]) -> list[list[str]]:
 
 def parameter_texts(thing: Callable[..., Any]) -> dict[str, str]:
     """Return what the Parameters section of a docstring, or the strings below fields, say of each parameter."""
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\S|\Z)", inspect.getdoc(thing) or "", flags=re.S | re.M)
     if section:
         for names, text in re.findall(r"^(\w[\w, ]*)\n((?:[ ]+.*\n?|\n)+)", section[1], flags=re.M):
-            told |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+            texts |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     if inspect.isclass(thing):
         body = ast.parse(inspect.getsource(thing)).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                told[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
-    return told
+                texts[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return texts
 
 
 def sections(things: Mapping[str, tuple[str, Callable[..., Any]]]) -> str:
@@ -100,9 +118,9 @@ def named(things: Mapping[str, Callable[..., Any]]) -> str:
     return table(["name", "what it means", "options and defaults"], rows)
 
 
-def devices() -> str:
-    """Return the device models that can be named."""
-    return named(DEVICES)
+def speeds() -> str:
+    """Return the models of the clients' speeds that can be named."""
+    return named(SPEEDS)
 
 
 def attacks() -> str:
@@ -120,32 +138,54 @@ def faults() -> str:
     return table(["option", "default", "meaning"], options(Faults))
 
 
-GROUPS = {
+FIRST = {
     "Run": ["simulate", "compare", "simulate_many", "Trial", "LocalSGD"],
     "Strategies": ["Strategy", "Arrivals"],
-    "Results": ["History", "Record", "Comparison"],
+    "Results": ["History", "Evaluation", "Comparison"],
 }
-"""Names that come first, and with their methods; the others follow by the module they live in."""
+"""Names that come first; the others follow by the module that defines them."""
+TITLES = {
+    "strategies.robust": "Defences",
+    "strategies": "Strategies",
+    "simulation.methods": "Strategies",
+    "clients.objectives": "Objectives",
+    "data": "Data",
+    "world.speeds": "Speeds",
+    "world.clock": "Schedules",
+    "world.arrival_log": "Schedules",
+    "world.faults": "Faults",
+    "world.attacks": "Attacks",
+    "store.recording": "Recordings and replays",
+    "simulation.replay": "Recordings and replays",
+    "errors": "Errors",
+}
+"""The group of a public name, by the module that defines it."""
+WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay"}
+"""Classes whose methods are listed too."""
+NETWORK = ["KAsync", "load", "reply", "received", "privatise"]
+"""The names of `fedhist.flower`."""
 
 
 def api() -> str:
     """Return directives for mkdocstrings, one for each public name."""
-    titles = {"strategies.robust": "Defences", "strategies": "Strategies", "objectives": "Objectives", "data": "Data"}
-    titles |= {"simulation.devices": "Devices", "simulation.clock": "Schedules", "simulation.faults": "Faults"}
-    titles |= {"simulation.attacks": "Attacks", "simulation.arrival_log": "Schedules", "errors": "Errors"}
-    titles |= {"recording": "Recordings and replays", "replays": "Recordings and replays"}
-    groups = {title: list(names) for title, names in GROUPS.items()}
+    groups = {title: list(names) for title, names in FIRST.items()}
     for name in fedhist.__all__:
         if not any(name in names for names in groups.values()):
             home = getattr(fedhist, name).__module__.removeprefix("fedhist.")
-            room = next((t for m, t in titles.items() if home == m or home.startswith(f"{m}.")), "Other names")
-            groups.setdefault(room, []).append(name)
-    shown = "\n    options: {members: null, filters: ['!^_']}"
-    detailed = {"Strategy", "History", "Comparison", "Task", "Schedule"}
-    return "\n".join(
-        f"## {title}\n\n" + "\n".join(f"::: fedhist.{name}{shown if name in detailed else ''}\n" for name in names)
-        for title, names in groups.items()
-    )
+            title = next(title for module, title in TITLES.items() if f"{home}.".startswith(f"{module}."))
+            groups.setdefault(title, []).append(name)
+    members = "\n    options: {members: null, filters: ['!^_']}"
+    parts = []
+    for title, names in groups.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            parts.append(f"::: fedhist.{name}{members if name in WITH_METHODS else ''}\n")
+            if name == "Trial":
+                parts.append(trial_options())
+    start = "\n    options: {members: [start, history]}"
+    parts.append("## On a network\n")
+    parts += [f"::: fedhist.flower.{name}{start if name == 'KAsync' else ''}\n" for name in NETWORK]
+    return "\n".join(parts)
 
 
 def examples() -> str:
@@ -156,6 +196,6 @@ def examples() -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     f"<!-- made from the code: {make.__name__} -->": make
-    for make in (settings, methods, devices, faults, attacks, defences, api, examples)
+    for make in (settings, methods, speeds, faults, attacks, defences, api, examples)
 }
 """Markers in documents, and what takes their place."""

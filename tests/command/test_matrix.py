@@ -43,7 +43,7 @@ class Scenario:
 
 SCENARIOS = {
     "plain": Scenario(),
-    "private": Scenario(options=["--clip", "0.5", "--noise-multiplier", "0.5"], needs="dp_accounting"),
+    "private": Scenario(options=["--clip", "0.1", "--noise-multiplier", "0.5"], needs="dp_accounting"),
     "defended": Scenario(options=["--defence", "median"], replayed="fedhist + median"),
     "faulty": Scenario(options=["--faults", "nan=0.1,huge=0.1,dropped=0.1"]),
     "attacked": Scenario(options=["--attack", "sign-flip:share=0.25"]),
@@ -171,7 +171,7 @@ def test_replay(name: str, tmp_path: Path) -> None:
     )
     assert other["final_distance"] > 0
     if name == "private":  # clipping and noise are not part of a name
-        same = fh.replay(tmp_path / "a", fh.Private(fh.FedHist(), clip=0.5, noise_multiplier=0.5)).summary()
+        same = fh.replay(tmp_path / "a", fh.Private(fh.FedHist(), clip=0.1, noise_multiplier=0.5)).summary()
     assert same["final_distance"] == 0 and same["cosine"] == pytest.approx(1) and same["weight_distance"] == 0
 
 

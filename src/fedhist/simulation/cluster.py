@@ -53,12 +53,12 @@ def spread(
             parts = [(tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece]
             refs, rests = [ref for ref, _ in parts], [rest for _, rest in parts]
             pending[work.remote(run, refs, rests, device, trainer)] = piece
-        histories: dict[int, History] = {}
+        histories, diverged = dict[int, History](), dict[int, DivergedError]()
         while pending:
             (ready,), _ = ray.wait(list(pending), num_returns=1)
             piece = pending.pop(ready)
             try:
-                done: list[History] = ray.get(ready)
+                done, diverged[piece[0]] = ray.get(ready)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, FedHistError) else error from None
             except ray.exceptions.RayError as error:
@@ -69,9 +69,8 @@ def spread(
                 on_round(trials[piece[0]].rounds, done)
         found = [histories[i] for i in range(len(trials))]
         if all(history.diverged for history in found):
-            diverged = DivergedError(f"{trials[0]}: {found[0].events[-1]['reason']}.")
-            diverged.histories = found
-            raise diverged
+            diverged[0].histories = found
+            raise diverged[0]
         return found
     finally:
         for left in pending:  # after an error or an interruption their results are not wanted
@@ -87,13 +86,13 @@ def _without_task(trial: Trial) -> dict[str, Any]:
 
 def _piece(
     run: Callable[..., list[History]], tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str
-) -> Sequence[History]:
-    """Run some trials; this happens on a worker."""
+) -> tuple[Sequence[History], DivergedError | None]:
+    """Run some trials, on a worker; return also what is to be said if all of them diverge."""
     import ray  # noqa: PLC0415
 
     known = {ref: ray.get(ref) for ref in tasks}  # one object for each task, so that trials share its data
     trials = [Trial(task=known[ref], **rest) for ref, rest in zip(tasks, rests, strict=True)]
     try:
-        return run(trials, device=device, trainer=trainer)
+        return run(trials, device=device, trainer=trainer), None
     except DivergedError as error:  # those on other workers may not have
-        return error.histories
+        return error.histories, error

@@ -234,7 +234,9 @@ def test_a_run_that_cannot_end_leaves_the_others_alone(make_task: Callable[..., 
     trials = [fh.Trial("fedhist", task, **given), fh.Trial("fedavg", make_task(), **given)]
     stuck, fine = fh.simulate_many(trials, trainer=trainer)
     assert stuck.diverged and stuck.rounds == 0 and stuck.evaluations == []
-    assert stuck.events[-1]["reason"].startswith("100 uploads in a row were rejected in round 1, since it holds NaN")
+    assert stuck.events[-1]["reason"].startswith(
+        "100 uploads in a row were rejected in round 1, the last because it holds NaN"
+    )
     assert fine.events == []
     assert fine.round == [3, 6]
 

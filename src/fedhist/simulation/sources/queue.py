@@ -296,7 +296,9 @@ class _Line:
                 self._reject(start, reason)
                 in_a_row, injected = in_a_row + 1, injected + (self._fault(start) is not None)
                 if in_a_row == REJECTED_IN_A_ROW:
-                    what = f"{in_a_row} uploads in a row were rejected in round {self._round}, since {reason}"
+                    what = (
+                        f"{in_a_row} uploads in a row were rejected in round {self._round}, the last because {reason}"
+                    )
                     hint = "the faults that were asked for leave nothing to aggregate" if injected == in_a_row else None
                     self.server.diverge(self._round, what, hint)
                     return None
