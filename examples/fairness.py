@@ -1,7 +1,7 @@
-"""Who is left behind? The digit 9 lies only with a tenth of the clients, and these work at half speed.
+"""Who is left behind? Only a tenth of the clients hold the digit 9, and these work at half speed.
 
-Prints, for each method, the accuracy over all classes, on the rare class and on the worst one, and which share of
-the weight the slow clients had.
+Prints, for each method, the accuracy over all classes, on the rare class and on the worst one, and the share of the
+weight that the slow clients had.
 
 python examples/fairness.py
 """

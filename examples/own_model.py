@@ -21,7 +21,7 @@ def waves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class WaveNet(nn.Module):
-    """Any nn.Module that returns one logit per class; BatchNorm alone is refused."""
+    """Any nn.Module that returns one logit per class; only BatchNorm is refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def main() -> None:
     trained = WaveNet()
     trained.load_state_dict(history.model)
     right = trained(x_test).argmax(dim=1) == y_test
-    print(f"the model to take away is right on {right.sum()} of {len(right)} test signals")
+    print(f"the trained model is right on {right.sum()} of {len(right)} test signals")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Record a run's uploads, then ask what other strategies would have made of the very same ones.
+"""Record a run's uploads, then see what other strategies would have made of the same ones.
 
-A replay trains nothing and takes seconds. It tells how aggregation differs, not how well another method would have
+A replay trains nothing and takes seconds. It shows how aggregation differs, not how well another method would have
 learned; for that, compare.
 
 python examples/replay.py

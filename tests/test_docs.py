@@ -1,23 +1,32 @@
-"""Code in the documents runs, commands in them parse, and links lead somewhere."""
+"""Code in the documents runs, commands and options named in them exist, and links lead somewhere."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import inspect
 import re
+import runpy
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 import pytest
 import typer.main
 
-from fedhist.command import bench, cli
-from fedhist.command.experiment import devices_of, faults_of, methods_of
-from fedhist.command.settings import Settings
-from fedhist.paper import __main__ as paper
-from fedhist.world.attacks import as_attack
+import fedhist
+from fedhist.command import cli
+from fedhist.command.experiment import completed, for_trials, methods_of, task_of
+from fedhist.command.settings import Settings, all_options
+from fedhist.options import RENAMED
+from fedhist.paper.cells import EXPERIMENTS, SCALES
+from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.world.attacks import ATTACKS
+from fedhist.world.speeds import SPEEDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -28,10 +37,26 @@ NEEDS = {
     "privacy.md": ["flwr", "dp_accounting"],
 }
 NOT_RUN = "# not run:"
+OF_OTHERS = {"--database", "--isolation", "--help", "--version"}
+"""Flags in the text that are not ours, or that every command has."""
+REMOVED = {"weight_floor", "ina_norms", "remember_fused", "leave_one_out", "relative_support"}
+"""Options that docs/results.md has figures for, and that it says are gone."""
+HISTORICAL = {"CHANGELOG.md"}
+"""Pages that name what does not exist any more."""
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), flags=re.S | re.M)
+
+
+def inline_code(page: Path) -> list[str]:
+    """Return what stands between backticks in running text and in tables."""
+    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
+    return [" ".join(code.replace("\\|", "|").split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
 
 
 def named(page: Path) -> str:
@@ -39,6 +64,7 @@ def named(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
+CURRENT = [page for page in PAGES if page.name not in HISTORICAL]
 
 
 @pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
@@ -61,85 +87,201 @@ def test_no_page_with_code_is_forgotten() -> None:
         page.name for page in WITH_CODE
     }
     for page in PAGES:
-        for line in re.findall(r"^.*```py.*$", page.read_text(encoding="utf-8"), flags=re.M):
+        for line in re.findall(r"^.*```py.*$", text_of(page), flags=re.M):
             assert line == "```python", f"{named(page)}: code that is run stands between lines ```python and ```"
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """Yield the arguments of every fedhist command in a shell block."""
-    for block in blocks(page, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["fedhist"]:
-                yield words[1:]
-
-
-def mentioned(page: Path) -> Iterator[list[str]]:
-    """Yield the arguments of every fedhist command in running text; they may be incomplete."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    for module, arguments in re.findall(r"`(?:python -m )?fedhist(\.paper|\.bench)?\s+([a-z-][^`]*)`", text):
-        yield [*([module[1:]] if module else []), *arguments.split()]
 
 
 APP = typer.main.get_command(cli.app)
 assert isinstance(APP, click.Group)
-PASSED_ON = {"paper": paper._parser(paper.EXPERIMENTS), "bench": bench._parser()}
+COMMANDS = {name: command for name, command in APP.commands.items() if not command.hidden}
+FLAGS = {
+    name: {flag for each in command.params if not getattr(each, "hidden", False) for flag in each.opts}
+    for name, command in COMMANDS.items()
+}
 
 
-def options(parser: argparse.ArgumentParser) -> set[str]:
-    found = set(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {option for each in action.choices.values() for option in options(each)}
+def commands(page: Path, program: Sequence[str] = ("fedhist",)) -> Iterator[list[str]]:
+    """Yield the arguments of every call of a program in a shell block."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[: len(program)] == list(program):
+                yield words[len(program) :]
+
+
+def make_sense(settings: Settings) -> None:
+    """Raise unless all values of some settings can be used; the data are those that need no download."""
+    completed(settings)
+    task = task_of(settings.having(dataset="digits"), settings["seed"])
+    options = {name: value for name, value in for_trials(settings).items() if name != "schedule"}
+    for method in methods_of(settings):
+        fedhist.Trial(method, task, **options)
+
+
+class Parsed(BaseException):
+    """A script has understood its arguments."""
+
+
+def parse_with(script: Path, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a script parse arguments and stop it there."""
+
+    def parse(parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        _, unknown = parser.parse_known_args(list(arguments))
+        assert not unknown, f"{script.name} does not know {unknown}"
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+    with pytest.raises(Parsed):
+        runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=named)
+def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, *arguments in commands(page):
+        if name == "--version" or arguments == ["--help"]:
+            continue
+        assert name in COMMANDS, f"fedhist {name}"
+        if name == "bench":
+            script = arguments[0] if arguments[:1] and (ROOT / f"benchmarks/{arguments[0]}.py").exists() else "bench"
+            parse_with(ROOT / f"benchmarks/{script}.py", arguments[script != "bench" :], monkeypatch)
+            continue
+        context = COMMANDS[name].make_context(name, list(arguments))
+        given = {key: value for key, value in context.params.items() if value not in (None, ())}
+        assert not RENAMED.keys() & given.keys(), f"fedhist {name} {arguments}"
+        if name in ("run", "compare"):
+            make_sense(Settings.read(None, {key: value for key, value in given.items() if key in all_options()}))
+        if name == "paper":
+            assert given["experiment"] in {*EXPERIMENTS, "all"} and given["scale"] in SCALES
+        if name == "replay":
+            assert all(fedhist.Trial(each, task_of(Settings(), 0)) for each in given["strategy"])
+
+
+CONFIGURATIONS = [
+    *((named(page), block) for page in PAGES for block in blocks(page, "toml")),
+    *((named(file), text_of(file)) for file in sorted((ROOT / "examples").glob("*.toml"))),
+]
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+@pytest.mark.parametrize(("place", "text"), CONFIGURATIONS, ids=[place for place, _ in CONFIGURATIONS])
+def test_configurations_are_read(place: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    make_sense(Settings.read(file))
+
+
+def test_every_flag_in_the_text_exists() -> None:
+    known = set().union(*FLAGS.values(), OF_OTHERS)
+    for script in (ROOT / "benchmarks").rglob("*.py"):
+        known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", text_of(script)))
+    wrong, seen = [], 0
+    for page in CURRENT:
+        for code in inline_code(page):
+            command = re.match(r"fedhist ([a-z-]+)", code)
+            if command and command[1] not in {*COMMANDS, "--help", "--version"}:
+                wrong.append(f"{named(page)}: {code}")
+            if not command and not code.startswith("--"):
+                continue
+            seen += 1
+            own = FLAGS[command[1]] | OF_OTHERS if command and command[1] in FLAGS.keys() - {"bench"} else known
+            wrong += [f"{named(page)}: {code}" for flag in re.findall(r"(?<!\S)--[\w-]+", code) if flag not in own]
+    assert seen > 30 and not wrong, wrong
+
+
+def callables() -> dict[str, Any]:
+    """Return everything that documents call, by name."""
+    found: dict[str, Any] = {name: getattr(fedhist, name) for name in fedhist.__all__}
+    for module in ("fedhist.flower", "fedhist.report.live", "fedhist.strategies.private"):
+        if module != "fedhist.flower" or importlib.util.find_spec("flwr"):
+            each = importlib.import_module(module)
+            found |= {name: getattr(each, name) for name in getattr(each, "__all__", ("Private", "gaussian_epsilon"))}
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=named)
-def test_commands_parse(page: Path) -> None:
-    for name, *arguments in commands(page):
-        if name in PASSED_ON:
-            PASSED_ON[name].parse_args(arguments)
-            continue
-        assert name in APP.commands, f"fedhist {name}"
-        given = APP.commands[name].make_context(name, list(arguments)).params
-        if name in ("run", "record", "compare"):
-            flags = {key: value for key, value in given.items() if key in Settings.model_fields and value != ()}
-            settings = Settings.read(None, flags)
-            assert methods_of(settings) and devices_of(settings)
-            faults_of(settings)
-            as_attack(settings.attack)
+def given_in(arguments: str) -> set[str]:
+    """Return the keywords of a call, without those of calls inside it."""
+    while arguments != (arguments := re.sub(r"\([^()]*\)", "", arguments)):
+        pass
+    return set(re.findall(r"(?<![\w\"'])(\w+)=", arguments))
 
 
-def test_commands_in_the_text_have_the_options_named() -> None:
+def keywords_of(thing: Any) -> set[str]:
+    """Return the names of a callable's arguments; none for an exception."""
+    exception = inspect.isclass(thing) and issubclass(thing, BaseException)
+    return set() if exception else set(inspect.signature(thing).parameters)
+
+
+def test_every_call_and_option_in_the_text_exists() -> None:
+    """``FedHist(h=5)`` and ``speeds=`` name options there are, and ``fh.X`` and ``fedhist.a.b`` names there are."""
+    known = callables()
+    makers = [entry.make for entry in METHODS.values()]
+    makers += [*DEFENCES.values(), *ATTACKS.values(), *SPEEDS.values(), fedhist.Faults]
+    options = {*all_options(), *REMOVED}.union(*map(keywords_of, [*known.values(), *makers]))
     wrong, seen = [], 0
-    for page in PAGES:
-        for name, *arguments in mentioned(page):
-            seen += 1
-            if name.startswith("--"):
-                known, arguments = {"--help", "--version"}, [name]  # noqa: PLW2901
-            elif name in PASSED_ON:
-                known = options(PASSED_ON[name])
-            elif name in APP.commands:
-                known = {"--help", *(option for p in APP.commands[name].params for option in p.opts)}
-            else:
-                wrong.append(f"{named(page)}: fedhist {name}")
-                continue
-            unknown = {word for word in arguments if word.startswith("--")} - known
-            wrong += [f"{named(page)}: fedhist {name} {option}" for option in sorted(unknown)]
-    assert seen > 20 and not wrong
+    for page in CURRENT:
+        for name in re.findall(r"\bfh\.(\w+)", text_of(page)):
+            wrong += [] if name in fedhist.__all__ else [f"{named(page)}: fh.{name}"]
+        for code in inline_code(page):
+            call = re.fullmatch(r"(?:fh\.|fedhist\.)?(\w+)\((.*)\)", code)
+            if call and call[1] in known:
+                seen += 1
+                wrong += [f"{named(page)}: {code}"] if given_in(call[2]) - keywords_of(known[call[1]]) else []
+            elif (option := re.match(r"(?:[a-z-]+:)?([a-z_]+)=", code)) and "(" not in code.partition("=")[0]:
+                seen += 1
+                wrong += [] if option[1] in options else [f"{named(page)}: {code}"]
+            elif re.fullmatch(r"fedhist(\.\w+)+", code):
+                seen += 1
+                wrong += [] if _exists(code) else [f"{named(page)}: {code}"]
+    assert seen > 60 and not wrong, wrong
 
 
-def test_scripts_and_targets_that_documents_name_exist() -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for script in re.findall(r"python ([\w/.-]+\.py)", text):
-            assert (ROOT / script).exists() or (page.parent / script).exists(), f"{named(page)} names {script}"
+def _exists(name: str) -> bool:
+    """Return whether a dotted name leads somewhere."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            thing: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError as error:
+            if error.name and not error.name.startswith("fedhist"):
+                return True  # an extra that is not installed
+            continue
+        for part in parts[count:]:
+            thing = getattr(thing, part, None)
+        return thing is not None
+    return False
+
+
+def test_old_names_are_gone() -> None:
+    old = "|".join([*(rf"\b{name}\s?=" for name in RENAMED if name != "history"), r"fedhist record\b", r"\.records\b"])
+    wrong = [(named(page), line) for page in CURRENT for line in text_of(page).splitlines() if re.search(old, line)]
+    assert not wrong, wrong
+
+
+def test_scripts_files_and_targets_that_documents_name_exist() -> None:
+    targets, wrong = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)), []
+    for page in CURRENT:
+        text = text_of(page)
+        files = {
+            code for code in inline_code(page) if re.fullmatch(r"(?:src|docs|benchmarks|examples|tests)/[\w./-]+", code)
+        }
+        for file in [*files, *re.findall(r"python ([\w/.-]+\.py)", text)]:
+            wrong += [] if (ROOT / file).exists() or (page.parent / file).exists() else [f"{named(page)}: {file}"]
         for target in re.findall(r"(?:^|`)make ([\w-]+)", text, flags=re.M):
-            assert target in targets, f"{named(page)} names make {target}"
+            wrong += [] if target in targets else [f"{named(page)}: make {target}"]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=named)
+def test_benchmarks_know_the_arguments_that_documents_give_them(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = [shlex.split(code)[1:] for code in inline_code(page) if code.startswith("python benchmarks/")]
+    for script, *arguments in [*called, *commands(page, ["python"])]:
+        if script.startswith("benchmarks/") and arguments:
+            parse_with(ROOT / script, arguments, monkeypatch)
 
 
 def test_documents_link_to_what_exists() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(page)):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

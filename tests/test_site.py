@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import fedhist
-from fedhist.command.settings import Settings
+from fedhist.clients.local import LocalSGD
+from fedhist.command.settings import all_options
 from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.speeds import SPEEDS
 from tests.report.browser import CHROMIUM, Browser
@@ -70,12 +73,18 @@ def test_site_opens_from_files(site: Path) -> None:
         assert not [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))]
 
 
-def test_site_tells_every_setting_and_public_name(site: Path) -> None:
+def test_site_lists_every_setting_option_and_public_name(site: Path) -> None:
     configuration, api = (site / "configuration.html").read_text(), (site / "api.html").read_text()
-    for name in [*Settings.model_fields, *METHODS, *SPEEDS, *DEFENCES, *ATTACKS]:
+    for name in [*all_options(), *METHODS, *SPEEDS, *DEFENCES, *ATTACKS]:
         assert f"<code>{name}</code>" in configuration, name
     for name in fedhist.__all__:
         assert f'id="fedhist.{name}"' in api, name
+    for name in ("KAsync", "KAsync.start", "KAsync.history", "load", "reply", "received", "privatise"):
+        assert f'id="fedhist.flower.{name}"' in api, name
+    options = [field.name for field in dataclasses.fields(Trial) if field.init]
+    options += [field.name for field in dataclasses.fields(LocalSGD)]
+    for name in [*options, "device", "trainer", "engine", "on_round", "checkpoint", "checkpoint_every", "seeds"]:
+        assert f"<code>{name}</code>" in api, name
     assert "<!-- made from" not in configuration + api
 
 
@@ -83,12 +92,15 @@ def test_reference_is_complete_without_the_site(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     import reference  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    for name in Settings.model_fields:
+    for name in all_options():
         assert f"| `{name}` | `--{name.replace('_', '-')}` |" in reference.settings(), name
+    assert "| `lr` | `--lr` | what suits the data set |" in reference.settings()
+    assert '| `speeds` | `"lognormal"` | How long clients take' in reference.trial_options()
     assert "| `alpha` | `0.1` | `α` in Eq. 7" in reference.methods()
     assert "| `nan` | `0.0` | One value is NaN. |" in reference.faults()
-    for marker in reference.PARTS:
-        assert any(marker in page.read_text() for page in [*ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"])
+    pages = [*ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]
+    markers = {marker for page in pages for marker in re.findall(r"<!-- made from the code: \w+ -->", page.read_text())}
+    assert markers == set(reference.PARTS)
 
 
 def test_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:

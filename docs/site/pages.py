@@ -64,4 +64,4 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def on_page_content(html: str, **_: object) -> str:
     """Take the roles out of docstrings, which are written for the terminal as well."""
-    return re.sub(r":(?:class|func|meth|attr|mod):(?=<code>)", "", html)
+    return re.sub(r":(?:class|func|meth|attr|mod):(<code>)(?:~[\w.]*\.)?", r"\1", html)

@@ -162,29 +162,50 @@ TITLES = {
 """The group of a public name, by the module that defines it."""
 WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay"}
 """Classes whose methods are listed too."""
-NETWORK = ["KAsync", "load", "reply", "received", "privatise"]
-"""The names of `fedhist.flower`."""
+WITH_OPTIONS = {"simulate", "compare", "Trial"}
+"""Names whose arguments are known only when the code runs."""
+NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise"]
+"""The names of `fedhist.flower`, and the options that `KAsync` inherits."""
+
+
+def signature(name: str) -> str:
+    """Return how a public name is called, one argument a line."""
+    lines, starred = [], False
+    for each in inspect.signature(getattr(fedhist, name)).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not starred:
+            lines.append("*")
+            starred = True
+        lines.append(each.name if each.default is each.empty else f"{each.name}={each.default!r}")
+    return f"```python\n{name}(\n" + "".join(f"    {line},\n" for line in lines) + ")\n```\n"
+
+
+def directive(name: str) -> str:
+    """Return what lets mkdocstrings describe a name."""
+    own = name.rpartition(".")[2]
+    options = {
+        **({"members": None, "filters": ["!^_"]} if own in WITH_METHODS else {}),
+        **({"show_signature": False} if own in (*WITH_OPTIONS, "KAsync", "NetworkOptions") else {}),
+        **({"members": ["history"]} if own == "KAsync" else {}),
+    }
+    return f"::: fedhist.{name}\n" + (f"    options: {json.dumps(options)}\n" if options else "")
 
 
 def api() -> str:
-    """Return directives for mkdocstrings, one for each public name."""
-    groups = {title: list(names) for title, names in FIRST.items()}
+    """Return a part for each public name: directives for mkdocstrings, and what only running code knows."""
+    groups: dict[str, list[str]] = {title: list(FIRST.get(title, ())) for title in (*FIRST, *TITLES.values())}
     for name in fedhist.__all__:
         if not any(name in names for names in groups.values()):
             home = getattr(fedhist, name).__module__.removeprefix("fedhist.")
             title = next(title for module, title in TITLES.items() if f"{home}.".startswith(f"{module}."))
-            groups.setdefault(title, []).append(name)
-    members = "\n    options: {members: null, filters: ['!^_']}"
+            groups[title].append(name)
     parts = []
     for title, names in groups.items():
         parts.append(f"## {title}\n")
         for name in names:
-            parts.append(f"::: fedhist.{name}{members if name in WITH_METHODS else ''}\n")
+            parts += [directive(name), *([signature(name)] if name in WITH_OPTIONS else [])]
             if name == "Trial":
                 parts.append(trial_options())
-    start = "\n    options: {members: [start, history]}"
-    parts.append("## On a network\n")
-    parts += [f"::: fedhist.flower.{name}{start if name == 'KAsync' else ''}\n" for name in NETWORK]
+    parts += ["## On a network\n", *(directive(f"flower.{name}") for name in NETWORK)]
     return "\n".join(parts)
 
 

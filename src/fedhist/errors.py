@@ -1,7 +1,5 @@
 """Everything fedhist raises on purpose, and the checks that raise it: one sentence that names the argument."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import numbers

@@ -5,8 +5,6 @@ does a captured CUDA graph in which only the keys change. The mixing function is
 simulation; noise that must stay secret comes from :func:`secret_gaussian`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

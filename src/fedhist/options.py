@@ -3,8 +3,6 @@
 Imports nothing heavy, since ``fedhist --help`` is built from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect

@@ -4,8 +4,6 @@ Philox is counter-based: the numbers for (client, version) can be drawn without 
 them. That is why a method's batches do not depend on the methods beside it.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

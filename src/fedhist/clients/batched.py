@@ -1,7 +1,5 @@
 """Many clients at once with ``torch.func``: the fast path on a GPU."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

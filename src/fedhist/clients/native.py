@@ -1,7 +1,5 @@
 """Clients trained by the compiled kernel: the fast path on a CPU, for models that are chains of layers it supports."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

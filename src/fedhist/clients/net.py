@@ -1,7 +1,5 @@
 """Modules as functions of their parameters."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

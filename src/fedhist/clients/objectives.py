@@ -1,7 +1,5 @@
 """What a client minimises: an objective is written once and serves the reference, threaded and batched trainers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol

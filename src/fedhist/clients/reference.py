@@ -1,7 +1,5 @@
 """One client at a time with ``torch.optim``: slow and obvious, for comparison and for models with dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import reduce

@@ -5,8 +5,6 @@ one thread for each core, which trains one client after the other: with the comp
 and the objective, else with torch, without an optimizer or gradient buffers.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """From settings to a finished comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

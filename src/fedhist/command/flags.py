@@ -1,7 +1,5 @@
 """Every setting as an option of a command."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Named data sets: found on this machine, or downloaded from where they are published."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import importlib.util

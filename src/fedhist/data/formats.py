@@ -1,7 +1,5 @@
 """The file formats that image data sets come in; whatever is wrong with a file is a ValueError."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import struct

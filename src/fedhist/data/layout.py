@@ -1,7 +1,5 @@
 """A model's trainable parameters as one flat vector, the form in which servers handle them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """LeNet, the model of the paper's experiments; any other ``nn.Module`` works as well."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Splits: from the labels to a list of example indices for each client."""
 
-from __future__ import annotations
-
 import heapq
 import warnings
 from collections.abc import Collection, Iterable, Sequence

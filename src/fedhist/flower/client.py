@@ -1,7 +1,5 @@
 """Shortcuts for clients. None of them is needed: any ClientApp that returns arrays and metrics will do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

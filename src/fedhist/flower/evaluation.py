@@ -1,7 +1,5 @@
 """Evaluation beside the rounds: on the server, in a thread of its own, and on clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

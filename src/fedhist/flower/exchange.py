@@ -4,8 +4,6 @@ There is no network here and no clock, so that a test can play through any order
 network's; clients have dense numbers from 0, which strategies need.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """What a reply holds besides a model: metrics, the number of examples, and who the client is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

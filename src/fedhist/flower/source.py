@@ -1,7 +1,5 @@
 """Replies from a network as a source of arrivals: messages out, replies in, until a round is full."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

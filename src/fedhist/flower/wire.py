@@ -1,7 +1,5 @@
 """Models as they travel: state dicts in Flower's records, checked before anything is done with them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping

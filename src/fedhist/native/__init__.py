@@ -3,8 +3,6 @@
 A kernel in a wheel could use only the instructions that all processors have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

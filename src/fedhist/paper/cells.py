@@ -1,7 +1,5 @@
 """The paper's experiments, and some it does not have, as lists of runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

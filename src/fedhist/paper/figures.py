@@ -1,7 +1,5 @@
 """The paper's figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

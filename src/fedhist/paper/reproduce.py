@@ -1,7 +1,5 @@
 """The paper's experiments from beginning to end: run what is missing, then write and print tables and figures."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence

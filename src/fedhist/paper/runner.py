@@ -1,7 +1,5 @@
 """Runs cells and keeps one file for each, so that finished cells are not run again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import platform

@@ -1,7 +1,5 @@
 """The paper's tables as Markdown, with our numbers beside the published ones."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of the uploads: how stale they are, who sends them when, how much they count, and what went wrong."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Figures of the clients: their labels, how useful FedHist finds them, and which of them it boosts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

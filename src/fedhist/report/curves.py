@@ -1,7 +1,5 @@
 """Accuracy over rounds, as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

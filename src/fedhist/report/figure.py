@@ -3,8 +3,6 @@
 Figures are made of numbers and words here; `page.js` knows how each kind of trace and each figure looks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A run's own summary has all its settings, so no other file decides what it is compared with.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Figures of what was learned: accuracy by cost, by class and by speed, and the length of the steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

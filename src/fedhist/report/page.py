@@ -1,7 +1,5 @@
 """One self-contained page from any number of runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tables of a replay."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedhist.report.figure import Table

@@ -1,7 +1,5 @@
 """What may be concluded from a few seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

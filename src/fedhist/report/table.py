@@ -1,7 +1,5 @@
 """The table at the end of a comparison."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trials spread over a Ray cluster."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields

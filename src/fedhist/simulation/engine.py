@@ -1,7 +1,5 @@
 """The loop over rounds: a source delivers, the servers close, the histories keep."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import time

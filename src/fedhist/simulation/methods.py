@@ -1,7 +1,5 @@
 """The methods that can be named: a rule for the server and an objective for the clients."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A what-if about aggregation, not a simulation: the uploads were computed from th
 stay what they are whatever the other strategy would have made of them.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

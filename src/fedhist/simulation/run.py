@@ -1,7 +1,5 @@
 """One trial under way: its plan, its server, and what its clients train on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server closes rounds: what holds for every round, simulated, deployed or replayed, is here and nowhere else."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

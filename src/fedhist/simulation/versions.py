@@ -1,7 +1,5 @@
 """The models that clients at work hold, kept as long as they are needed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arrays in files and messages, read without trust in their headers."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -3,8 +3,6 @@
 Whatever is wrong with a file, a reader raises OSError or ValueError.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

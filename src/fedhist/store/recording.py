@@ -5,8 +5,6 @@ A folder holds `uploads.npy` ``(rounds, K, P)``, `examples.npy` ``(rounds, K)``,
 are in NumPy's own format; bfloat16, which NumPy does not know, is stored as 16-bit integers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What the JSON in a run's files must look like."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, TypeVar

@@ -1,7 +1,5 @@
 """State in one file, written completely or not at all: tensors as safetensors, and the rest as JSON among them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a server sees of one round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """What every aggregation rule has in common."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from typing import Any, ClassVar, Self
@@ -20,18 +18,18 @@ def normalised(weights: Tensor) -> Tensor:
     """Scale weights to sum to one, in float64; weights that are all zero become equal."""
     weights = weights.double()
     total = weights.sum()
-    return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 1 / weights.numel())
+    return (weights / total).masked_fill(total == 0, 1 / weights.numel())
 
 
 def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
     """Return the cosine similarity (Eq. 5) from dot products and norms, in float64; 0 where a vector is zero."""
-    scale = norms_a.double() * norms_b.double()
-    return torch.where(scale > 0, dots.double() / torch.where(scale > 0, scale, 1.0), 0.0)
+    scale = norms_a.double() * norms_b
+    return (dots / scale).masked_fill(scale == 0, 0.0)
 
 
 def clip_factor(norms: Tensor, bound: Tensor | float) -> Tensor:
     """Return the factors that shorten vectors of these norms to at most `bound`."""
-    return torch.where(norms > bound, bound / torch.where(norms > 0, norms, 1.0), 1.0)
+    return torch.where(norms > bound, bound / norms, 1.0)
 
 
 class Strategy(nn.Module):
@@ -140,7 +138,7 @@ class Strategy(nn.Module):
         else:  # a single long upload must not set the length either
             length = self.average(torch.full_like(norms, 1 / len(norms)), norms[:, None])[0]
         norm = update.norm()
-        scale = torch.where(norm > 0, length / torch.where(norm > 0, norm, 1.0), 0.0)
+        scale: Tensor = (length / norm).masked_fill(norm == 0, 0.0)
         self.lengths += torch.stack([norm, norm * scale])
         return update * scale
 

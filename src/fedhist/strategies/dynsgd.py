@@ -1,7 +1,5 @@
 """DynSGD: staleness-aware learning rates (Jiang et al., SIGMOD 2017)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fedhist.errors import flag

@@ -9,8 +9,6 @@ INA  (intelligent norm amplification) gives the aggregate the mean length of the
 ``docs/decisions.md`` explains how each ambiguity of the paper is resolved.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal, Self
 
@@ -26,9 +24,8 @@ from fedhist.strategies.twafl import temporal_weight
 def hindsight_utility(similarity: Tensor, staleness: Tensor, support: Tensor, threshold: float) -> Tensor:
     """Return `Util = (sim - sim_T)·p_his·|S|` (Eq. 12): a reward above the threshold, a penalty below it."""
     decay = temporal_weight(staleness)
-    p_his = torch.where(
-        similarity >= threshold, 1 - decay, decay
-    )  # Eq. 13: a stale upload is rewarded more and penalised less
+    # Eq. 13: a stale upload is rewarded more and penalised less.
+    p_his = torch.where(similarity >= threshold, 1 - decay, decay)
     return (similarity - threshold) * p_his * support  # Eq. 12
 
 
@@ -172,7 +169,7 @@ class FedHist(Strategy):
             return self.average(p, g + self.alpha * self.G[j].to(g.dtype))
         # The mean is linear, so the total weight with which each G_j enters is enough, and no g̃_i is formed.
         shares = p @ (j[:, None] == torch.arange(self.rounds_kept, device=g.device)).double()
-        return self.average(p, g) + self.alpha * (shares.to(g.dtype) @ self.G)
+        return torch.addmv(self.average(p, g), self.G.T, shares.to(g.dtype), alpha=self.alpha)
 
     def remember(self, u: Tensor, norms: Tensor, arrivals: Arrivals) -> None:
         """Put the round's update into `G` and its uploads into `L`, and add these to the sums of their versions."""
@@ -191,8 +188,7 @@ class FedHist(Strategy):
         # In round r an upload of staleness τ stems from version r - τ + 1; Eq. 10 selects all of the same version.
         version = (self.round - arrivals.staleness) % self.rounds_kept
         slot = torch.where(arrivals.staleness <= self.rounds_kept, version, self.rounds_kept)
-        for i in range(len(g)):  # in a fixed order, which a GPU does not keep when it adds all at once
-            self.fresh.index_add_(0, slot[i : i + 1], g[i : i + 1])
+        _add_rows(self.fresh, slot, g)
         self.support.index_add_(0, slot, torch.ones_like(slot, dtype=self.support.dtype))
 
     def judge(self) -> None:
@@ -220,6 +216,14 @@ class FedHist(Strategy):
 def _slot(ring: Tensor, slot: Tensor) -> Tensor:
     """Return one slot of a ring buffer: on the CPU a view, on a GPU a copy, which does not wait for the index."""
     return ring[int(slot)] if ring.device.type == "cpu" else ring.index_select(0, slot)[0]
+
+
+def _add_rows(sums: Tensor, slot: Tensor, rows: Tensor) -> None:
+    """Add each row to the sum in its slot, always in the same order, which `index_add_` does not keep on a GPU."""
+    if rows.device.type == "cpu":
+        sums.index_add_(0, slot, rows)
+    else:
+        sums.addmm_((slot == torch.arange(len(sums), device=slot.device)[:, None]).to(rows.dtype), rows)
 
 
 def random_signs(num_params: int) -> Tensor:

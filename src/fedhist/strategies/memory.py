@@ -1,7 +1,5 @@
 """A strategy's state: allocated for a run, measured beforehand, and checked to be complete in a checkpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import deque

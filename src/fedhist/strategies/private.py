@@ -4,8 +4,6 @@ The mechanism is that of McMahan, Ramage, Talwar and Zhang (ICLR 2018) without a
 arrive when they are ready and are not sampled. ``docs/privacy.md`` states the guarantee and its limits.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """REFL's aggregation rule, without its selection of clients (Abdelmoniem et al., EuroSys 2023, Sec. 4.2)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

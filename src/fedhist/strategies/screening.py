@@ -1,7 +1,5 @@
 """Which uploads are accepted: the same rules in a simulation and for a server on a network."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

@@ -1,7 +1,5 @@
 """TWAFL: temporally weighted aggregation (Chen, Sun and Jin, IEEE TNNLS 2020)."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """WKAFL: two-stage weighted K-async learning (Zhou et al., IEEE TPDS 2022, Algorithm 1)."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -1,7 +1,5 @@
 """Schedules recorded elsewhere: who worked from when to when, as CSV or JSONL."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ training. What they remember between uploads, as MOON's clients do, stays honest
 upload's, since uploads hold the learning rate and shrink while a model learns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

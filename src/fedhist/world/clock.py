@@ -4,8 +4,6 @@ Who arrives when does not depend on what is learned, as long as every upload is 
 computed before any training; the same clock goes on arrival by arrival once an upload is rejected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

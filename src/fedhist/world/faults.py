@@ -1,7 +1,5 @@
 """Uploads that arrive broken, as networks and other people's programs break them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 

@@ -1,7 +1,5 @@
 """How long clients take for one local training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Protocol, cast

@@ -1,7 +1,5 @@
 """Where arrivals come from: clients one by one, all clients at once, or a recording; a network is in fedhist.flower."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 

@@ -4,8 +4,6 @@ The schedule is known, so a round is the same sequence of kernels every time: on
 the device, and a counter decide what it works on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs whose clients train as one batch, and the tables that say what each round works on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

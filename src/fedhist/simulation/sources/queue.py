@@ -1,7 +1,5 @@
 """Clients one by one, on threads or the compiled kernel, with look-ahead; faults and attackers are at work here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """A recording as a source: the uploads of a run once more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Norm clipping (Sun et al., "Can you really backdoor federated learning?", 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The coordinate-wise median and trimmed mean (Yin et al., ICML 2018, Defs. 1 and 2), with weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ There are two kinds. Some change or select uploads before the inner strategy see
 :meth:`RobustAverage.robust`. The inner strategy computes its weights and keeps its memory either way.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Krum and multi-Krum (Blanchard et al., NeurIPS 2017, Sec. 4)."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch
