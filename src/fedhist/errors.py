@@ -77,10 +77,8 @@ def require(condition: bool, message: str) -> None:
 
 def whole(name: str, value: object, least: int | None = None) -> int:
     """Return `value` as an int, or raise unless it is a whole number of at least `least`."""
-    require(
-        isinstance(value, numbers.Integral) and not isinstance(value, bool),
-        f"{name} must be a whole number, got {brief(value)}.",
-    )
+    fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    require(fits, f"{name} must be a whole number, got {brief(value)}.")
     result: int = int(value)  # type: ignore[call-overload]
     require(least is None or result >= least, f"{name} must be at least {least}, got {brief(result)}.")
     require(abs(result) < INT64_END, f"{name} must be less than 2^63, got {brief(result)}.")

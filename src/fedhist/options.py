@@ -85,10 +85,9 @@ def options_of(kind: Any) -> dict[str, Option]:
             found |= {each.name: dataclasses.replace(each, part=field.name) for each in inner}
         elif "option" in field.metadata:
             name = field.metadata["name"] or field.name
-            first = str(field.type).partition("|")[0].strip()
-            found[name] = Option(
-                name, field.name, None, KINDS.get(first, str), field.default, **field.metadata["option"]
-            )
+            first = inspect.formatannotation(field.type).strip("'").partition("|")[0].strip()
+            default, about = field.default, field.metadata["option"]
+            found[name] = Option(name, field.name, None, KINDS.get(first, str), default, **about)
     return found
 
 

@@ -217,7 +217,8 @@ def test_fedhist_leads_fedavg_on_fashion_mnist(tmp_path: Path) -> None:
     """The paper's regime, shortened: stale and skewed clients, one local step of 32 examples."""
     task = fh.load_task("fashion-mnist", clients=100, beta=0.3, seed=0, data_dir=tmp_path)
     assert (len(task.x), len(task.x_test), task.layout.size) == (60_000, 10_000, 61_706)
-    runs = fh.compare(["fedavg", "fedhist"], task, k=10, rounds=150, seeds=1, eval_every=150)
+    local = fh.LocalSGD(lr=0.01)
+    runs = fh.compare(["fedavg", "fedhist"], task, k=10, rounds=150, seeds=1, eval_every=150, local=local)
     assert runs["FedHist"][0].final_accuracy > runs["FedAvg"][0].final_accuracy + 0.05
 
 

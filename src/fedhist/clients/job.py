@@ -1,13 +1,11 @@
 """One client's training, and what trainers make of it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +63,9 @@ class Score:
     correct: NDArray[np.int64]
     total: NDArray[np.int64]
 
-    def __add__(self, other: Score) -> Score:
+    def __add__(self, other: Self) -> Self:
         """Return the score on the examples of both."""
-        return Score(self.total_loss + other.total_loss, self.correct + other.correct, self.total + other.total)
+        return type(self)(self.total_loss + other.total_loss, self.correct + other.correct, self.total + other.total)
 
     @property
     def loss(self) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedhist.errors import number, rate, require, whole
-from fedhist.options import option
+from fedhist.options import documented, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,22 +17,13 @@ MOST_STEPS = 1_000_000
 """The most steps or epochs: a larger number is taken for a mistake, since the run would never end."""
 
 
+@documented
 @dataclass(frozen=True)
 class LocalSGD:
     """Local SGD on minibatches, for a number of steps or of epochs.
 
-    Parameters
-    ----------
-    lr
-        Learning rate.
-    steps
-        Minibatch steps per upload; ignored when `epochs` is given.
-    batch_size
-        Examples per minibatch. The last batch of a pass over the client's data may be smaller.
-    epochs
-        Passes over the client's data per upload, instead of `steps`.
-    momentum, weight_decay
-        As in ``torch.optim.SGD``; momentum starts at zero with every upload.
+    The last batch of a pass over a client's data may be smaller. Momentum and weight decay are those of
+    ``torch.optim.SGD``; momentum starts at zero with every upload.
     """
 
     lr: float = option(0.01, "The clients' learning rate.", PANEL, default_text="what suits the data set")

@@ -85,10 +85,8 @@ class RunFolder:
                 f"{shown} was begun with fedhist {version} and cannot be resumed to the bit with {__version__}."
             )
         folder = cls(path, command, Settings.read(config), None)
-        require(
-            folder.settings["engine"] == "local" or not folder.saved,
-            f"{shown} was begun with engine='local' and can only be resumed so; see its {CONFIG}.",
-        )
+        fits = folder.settings["engine"] == "local" or not folder.saved
+        require(fits, f"{shown} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
         return folder
 
     @property

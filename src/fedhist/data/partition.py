@@ -27,10 +27,8 @@ def _checked(labels: ArrayLike, clients: int) -> NDArray[np.int64]:
     """Return the labels as an array, if there is at least one for each client."""
     labels, clients = np.asarray(labels), whole("clients", clients, 1)
     require(labels.ndim == 1, f"labels must be a list of class numbers, got shape {labels.shape}.")
-    require(
-        clients <= len(labels),
-        f"clients={clients} is more than the {len(labels)} training examples; each client needs one.",
-    )
+    fits = clients <= len(labels)
+    require(fits, f"clients={clients} is more than the {len(labels)} training examples; each client needs one.")
     return labels
 
 

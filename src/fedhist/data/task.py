@@ -68,10 +68,8 @@ class Task:
                 not targets.is_floating_point() and int(targets.min()) >= 0,
                 f"y{label} must hold class numbers ≥ 0, got {targets.dtype} with minimum {targets.min().item()}.",
             )
-        require(
-            isinstance(model, nn.Module) or callable(model),
-            f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.",
-        )
+        fits = isinstance(model, nn.Module) or callable(model)
+        require(fits, f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.")
         self.name, self.model = name, model
         self.lr = None if lr is None else rate("lr", lr)
         self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
@@ -92,10 +90,8 @@ class Task:
                 stacklevel=2,
             )
         self.num_classes, largest = int(logits.shape[1]), int(max(self.y.max(), self.y_test.max()))
-        require(
-            largest < self.num_classes,
-            f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.",
-        )
+        fits = largest < self.num_classes
+        require(fits, f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.")
         self.seed_matters = not isinstance(model, nn.Module) and self._differs_by_seed(probe)
 
     @property

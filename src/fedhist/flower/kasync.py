@@ -11,7 +11,6 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.common.logger import log
@@ -26,11 +25,11 @@ from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
 from fedhist.options import option, values_of
-from fedhist.simulation.server import Server
+from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
-from fedhist.store.history import ROWS, History
-from fedhist.store.recording import About, Tape, check_room
+from fedhist.store.history import History
+from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import FedHist, Private
 from fedhist.strategies.fedhist import default_h
 from fedhist.strategies.screening import Rejected
@@ -94,10 +93,8 @@ class KAsync(ServerOptions, NetworkOptions):
             number("max_round_wait", self.max_round_wait, 0)
         whole("evaluate_every", self.evaluate_every, 0)
         number("fraction_evaluate", self.fraction_evaluate, 0, 1)
-        require(
-            clients is None or whole("num_clients", clients, 1) >= k,
-            f"k={k} uploads a round need at least as many clients, got num_clients={clients}.",
-        )
+        fits = clients is None or whole("num_clients", clients, 1) >= k
+        require(fits, f"k={k} uploads a round need at least as many clients, got num_clients={clients}.")
         whole("min_available_nodes", k if nodes is None else nodes, 1)
         require(
             number("checkpoint_every", every, 0) == 0
@@ -171,9 +168,8 @@ class Session:
             if isinstance(part, FedHist) and part.h is None and options.num_clients is None:
                 part.h = default_h(self.expected, options.k)  # room for more clients must not lengthen its memory
         own = dataclasses.replace(options, strategy=strategy)
-        rows: list[Any] = [np.zeros((0, options.k), kind) for kind in ROWS.values()]
-        history = History(options.method.name, 0, "Flower", *rows)
-        tape = self._tape(model, own.method.name, room, resumed=saved is not None)
+        history = History.begun(options.method.name, 0, "Flower", options.k)
+        tape = self._tape(own, model, room, resumed=saved is not None)
         server = self.server = Server(own, model, room, rounds, history, tape=tape, name=options.method.name)
         self.result = Result(arrays=initial_arrays)
         exchange = Exchange(server.screen, server.note, options.k, room, timeout, options.max_round_wait)
@@ -192,22 +188,11 @@ class Session:
             options.clock.sleep(options.refresh_interval)
         return options.num_clients or max(connected, options.k)
 
-    def _tape(self, model: Tensor, method: str, room: int, *, resumed: bool) -> Tape | None:
+    def _tape(self, options: KAsync, model: Tensor, room: int, *, resumed: bool) -> Tape | None:
         """Return what records the uploads, if they are to be recorded."""
-        options, dtype = self.options, self.wire.dtype
         if options.record is None:
             return None
-        about = About(
-            rounds=self.num_rounds,
-            k=options.k,
-            num_params=self.wire.num_params,
-            num_clients=room,
-            dtype=options.record_dtype or dtype,
-            model_dtype=dtype,
-            server_lr=float(options.server_lr),
-            method=method,
-            seed=0,
-        )
+        about = about_recording(options, self.num_rounds, self.wire.num_params, room, self.wire.dtype)
         if not resumed:
             check_room({options.record: about}, resumable=options.checkpoint is not None)
         return Tape(options.record, about, model)

@@ -5,8 +5,6 @@ kept. What must be kept is what was learned: the model, the versions that client
 the clients remember, and the history so far.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -17,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -100,7 +98,7 @@ class Saved:
         """The name of the file for these runs."""
         return f"runs-{self.kind}-{min(self.members):05d}.safetensors"
 
-    def only(self, number: int, kind: str) -> Saved:
+    def only(self, number: int, kind: str) -> Self:
         """Return one of the runs, to be carried out in another way."""
         place = list(self.members).index(number)
         members = {number: self.members[number]}

@@ -75,10 +75,8 @@ def compare(
         A folder in which to keep all uploads, in a folder for each method and seed; or a function from the two to the
         folder.
     """
-    require(
-        isinstance(methods, Sequence) and not isinstance(methods, str),
-        f"methods must be a list of strategies or names, got {methods!r}.",
-    )
+    fits = isinstance(methods, Sequence) and not isinstance(methods, str)
+    require(fits, f"methods must be a list of strategies or names, got {methods!r}.")
     chosen = [as_method(method) for method in methods]
     require(len(chosen) > 0, "methods must name at least one method.")
     for name in (names := [method.name for method in chosen]):
@@ -154,10 +152,8 @@ def simulate_many(
         Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the
         time. 0 saves after every round, whatever it costs.
     """
-    require(
-        isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials),
-        "trials must be a list of fedhist.Trial.",
-    )
+    fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
+    require(fits, "trials must be a list of fedhist.Trial.")
     require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
     if choice("engine", engine, ENGINES) == "ray":
         require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")

@@ -95,10 +95,8 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
     if isinstance(given, Method):
         method = given
     elif isinstance(given, Strategy):
-        require(
-            "_buffers" in vars(given),
-            f"{type(given).__name__}.__init__() must call super().__init__() before anything else.",
-        )
+        fits = "_buffers" in vars(given)
+        require(fits, f"{type(given).__name__}.__init__() must call super().__init__() before anything else.")
         method = Method(name_of(given), given, CrossEntropy())
     elif isinstance(given, str):
         spec, *defences = re.split(r"\s\+\s", given)
@@ -113,8 +111,6 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
     if objective is None:
         return method
-    require(
-        callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type),
-        f"objective must be an object such as fedhist.Proximal(), got {objective!r}.",
-    )
+    fits = callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type)
+    require(fits, f"objective must be an object such as fedhist.Proximal(), got {objective!r}.")
     return Method(f"{method.name} + {describe(type(objective).__name__, objective)}", method.strategy, objective)

@@ -4,14 +4,13 @@ The schedule says how many model versions are ever held at once, and a strategy'
 remembers. So a run that cannot fit is refused, and runs that do not fit together take turns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -57,9 +56,9 @@ class Plan:
         """What trials must have in common to take their rounds together."""
         return self.trainer, self.scheduled, self.trial.rounds, self.trial.eval_every
 
-    def one_by_one(self) -> Plan:
+    def one_by_one(self) -> Self:
         """Return the plan for a run that has met a bad upload, after which nothing is as scheduled."""
-        return Plan(self.trial, self.arriving, self.trainer, scheduled=False)
+        return replace(self, scheduled=False)
 
 
 def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Plan]:
@@ -101,10 +100,8 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     # Dropout draws from one global generator, so such clients must take turns to be repeatable.
     if name == "auto" and task.is_random:
         return "reference"
-    require(
-        name in ("auto", "reference") or not task.is_random,
-        f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.",
-    )
+    fits = name in ("auto", "reference") or not task.is_random
+    require(fits, f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.")
     on_cpu = device.type == "cpu"
     require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
     if name == "native":
@@ -165,10 +162,8 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     if chosen.type == "cpu":
         return [chosen]
     require(torch.cuda.is_available(), f"device={str(device)!r} was asked for, but this machine's PyTorch sees no GPU.")
-    require(
-        chosen.index is None or chosen.index < torch.cuda.device_count(),
-        f"device={str(device)!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.",
-    )
+    fits = chosen.index is None or chosen.index < torch.cuda.device_count()
+    require(fits, f"device={str(device)!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.")
     return [torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)]
 
 

@@ -23,7 +23,7 @@ from fedhist.simulation.server import Server
 from fedhist.simulation.sources.tape import RecordedUploads
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.files import whole_file
-from fedhist.store.history import ROWS, History
+from fedhist.store.history import History
 from fedhist.store.recording import Recording
 from fedhist.strategies import Strategy
 from fedhist.strategies.screening import norm_of
@@ -153,11 +153,9 @@ def replay(
     about, history = tape.about, tape.history
     options = ServerOptions(strategy, k=about.k, server_lr=about.server_lr)
     name = options.method.name
-    require(
-        isinstance(options.method.objective, CrossEntropy),
-        f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.",
-    )
-    empty = History(name, about.seed, history.task, *(getattr(history, row)[:0] for row in ROWS))
+    fits = isinstance(options.method.objective, CrossEntropy)
+    require(fits, f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.")
+    empty = History.begun(name, about.seed, history.task, about.k)
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
     source, recorded, start = RecordedUploads(tape, server), tape.start.clone(), tape.start.double()
     rows = np.full((4, about.rounds), np.nan)

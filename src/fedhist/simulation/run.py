@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhist.simulation.server import Server
+from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import VersionPlan
 from fedhist.store.history import History, sample
@@ -26,19 +26,9 @@ class Arriving:
 
 def recording_of(trial: Trial) -> About:
     """Return what a recording of a trial is of."""
-    layout = trial.task.layout
-    model_dtype = str(layout.dtype).removeprefix("torch.")
-    return About(
-        rounds=trial.rounds,
-        k=trial.k,
-        num_params=layout.size,
-        num_clients=trial.task.num_clients,
-        dtype=trial.record_dtype or model_dtype,
-        model_dtype=model_dtype,
-        server_lr=float(trial.server_lr),
-        method=trial.method.name,
-        seed=int(trial.seed),
-    )
+    task, layout = trial.task, trial.task.layout
+    dtype = str(layout.dtype).removeprefix("torch.")
+    return about_recording(trial, trial.rounds, layout.size, task.num_clients, dtype, int(trial.seed))
 
 
 class Run:
@@ -49,18 +39,9 @@ class Run:
         task, layout = trial.task, trial.task.layout
         model = layout.flatten(task.build(trial.seed)).to(device)
         tape = None if trial.record is None else Tape(trial.record, recording_of(trial), model)
-        nobody = np.zeros((0, trial.k))
-        history = History(
-            method=trial.method.name,
-            seed=trial.seed,
-            task=task.name,
-            clients=nobody.astype(np.int64),
-            staleness=nobody.astype(np.int64),
-            arrived=nobody,
-            weights=nobody.astype(np.float32),
-            setting={name: value for name, value in trial.described().items() if value is not None},
-            about_clients=_about_clients(trial),
-        )
+        history = History.begun(trial.method.name, trial.seed, task.name, trial.k)
+        history.setting = {name: value for name, value in trial.described().items() if value is not None}
+        history.about_clients = _about_clients(trial)
         self.server = Server(
             trial,
             model,

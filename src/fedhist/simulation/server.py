@@ -14,7 +14,7 @@ from fedhist.errors import DivergedError, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.history import DIVERGED, ROWS, Evaluation, History
-from fedhist.store.recording import Tape
+from fedhist.store.recording import About, Tape
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import outside_buffers, prepared, refuse_hidden_state
@@ -216,6 +216,14 @@ class Server:
         history.events[:] = facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
         self.screen.recent.extend(facts["lengths"])
+
+
+def about_recording(
+    options: ServerOptions, rounds: int, num_params: int, num_clients: int, model_dtype: str, seed: int = 0
+) -> About:
+    """Return what a recording of a server's uploads is of."""
+    dtype, lr = options.record_dtype or model_dtype, float(options.server_lr)
+    return About(rounds, options.k, num_params, num_clients, dtype, model_dtype, lr, options.method.name, seed)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -156,10 +156,8 @@ class Trial(ServerOptions):
         require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
         if isinstance(given, (str, Path)):
             given = read_schedule(given, self.k, clients=self.schedule_clients)
-        require(
-            isinstance(given, (History, Schedule)),
-            f"schedule must be a fedhist.History or a file, got {type(given).__name__}.",
-        )
+        fits = isinstance(given, (History, Schedule))
+        require(fits, f"schedule must be a fedhist.History or a file, got {type(given).__name__}.")
         return recorded_schedule(given, self.task.num_clients, self.k, self.rounds)
 
     def described(self) -> dict[str, Any]:

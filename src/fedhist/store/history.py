@@ -1,12 +1,10 @@
 """The course of a run, and the files that keep it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, SupportsIndex, overload
+from typing import Any, ClassVar, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +88,12 @@ class History:
     """`id`, `labels` (examples of each class) and `time` (mean of one training), one row per client; see `sample`."""
     traces: dict[str, NDArray[Any]] = field(default_factory=dict)
     """What the strategy's ``trace()`` returned, one row per evaluation, with the evaluations' `round`."""
+
+    @classmethod
+    def begun(cls, method: str, seed: int, task: str, k: int) -> Self:
+        """Return the history of a run that has closed no round yet."""
+        rows: list[Any] = [np.zeros((0, k), kind) for kind in ROWS.values()]
+        return cls(method, seed, task, *rows)
 
     def __getattr__(self, name: str) -> list[Any]:
         if name in Evaluation.__dataclass_fields__:
@@ -201,7 +205,7 @@ class History:
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path) -> History:
+    def load(cls, folder: str | Path) -> Self:
         """Read back what :meth:`save` wrote; the final model is not part of it."""
         from fedhist.store.schema import Event, Summary, reader  # noqa: PLC0415 (pydantic is not needed to simulate)
 

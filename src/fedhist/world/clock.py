@@ -72,17 +72,13 @@ def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, ro
     require(have == rounds, f"the recorded schedule has {have} rounds, rounds={rounds} were asked for.")
     require(width == k, f"the recorded schedule has {width} uploads a round, k={k} were asked for.")
     require(bool((clients >= 0).all()), "the recorded schedule has rounds with fewer than k uploads.")
-    require(
-        int(clients.max()) < num_clients,
-        f"the recorded schedule names client {clients.max()}, the task has {num_clients} clients.",
-    )
+    fits = int(clients.max()) < num_clients
+    require(fits, f"the recorded schedule names client {clients.max()}, the task has {num_clients} clients.")
     ordered = np.sort(clients, axis=1)
     require(not (ordered[:, 1:] == ordered[:, :-1]).any(), "the recorded schedule has a client twice in one round.")
     versions = np.arange(1, rounds + 1)[:, None] - staleness + 1
-    require(
-        bool((staleness >= 1).all() and (versions >= 1).all()),
-        "the recorded schedule has uploads from versions that did not exist.",
-    )
+    fits = bool((staleness >= 1).all() and (versions >= 1).all())
+    require(fits, "the recorded schedule has uploads from versions that did not exist.")
     return Schedule(num_clients, clients, staleness, recorded.arrived[:rounds])
 
 
@@ -119,16 +115,12 @@ class Clock:
         speeds = as_speeds(speeds)
         require(k <= num_clients, f"k={k} is more than the {num_clients} clients there are.")
         self.busy = num_clients if concurrency is None else whole("concurrency", concurrency)
-        require(
-            k <= self.busy <= num_clients,
-            f"concurrency must lie between k={k} and the number of clients {num_clients}, got {self.busy}.",
-        )
+        fits = k <= self.busy <= num_clients
+        require(fits, f"concurrency must lie between k={k} and the number of clients {num_clients}, got {self.busy}.")
         self._stream, self._jitter = Stream(seed, "schedule"), speeds.jitter
         self._means = speeds.mean_times(num_clients, seed)
-        require(
-            bool(np.isfinite(self._means).all() and (self._means > 0).all()),
-            f"{speeds!r} gives times that are not positive numbers; use milder parameters.",
-        )
+        fits = bool(np.isfinite(self._means).all() and (self._means > 0).all())
+        require(fits, f"{speeds!r} gives times that are not positive numbers; use milder parameters.")
         self.round = 0
         """Rounds that are closed."""
         self._pool = _Pool(num_clients, self.busy, self._stream)

@@ -199,8 +199,6 @@ SPEEDS: Mapping[str, Callable[..., Speeds]] = {
 def as_speeds(given: object) -> Speeds:
     """Return the model that a text such as ``lognormal:sigma=1`` means; an object is returned as it is."""
     speeds = named("speeds", given, SPEEDS) if isinstance(given, str) else given
-    require(
-        callable(getattr(speeds, "mean_times", None)) and not isinstance(speeds, type),
-        f"speeds must be a name or an object such as fedhist.LogNormal(), got {given!r}.",
-    )
+    fits = callable(getattr(speeds, "mean_times", None)) and not isinstance(speeds, type)
+    require(fits, f"speeds must be a name or an object such as fedhist.LogNormal(), got {given!r}.")
     return cast(Speeds, speeds)

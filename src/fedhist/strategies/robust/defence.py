@@ -31,10 +31,8 @@ class RobustAverage(Defence):
     def __init__(self, inner: Strategy) -> None:
         super().__init__(inner)
         for each in self.inner.modules():
-            require(
-                not isinstance(each, RobustAverage),
-                f"{type(self).__name__} and {type(each).__name__} would both replace the mean; choose one.",
-            )
+            fits = not isinstance(each, RobustAverage)
+            require(fits, f"{type(self).__name__} and {type(each).__name__} would both replace the mean; choose one.")
             if isinstance(each, Strategy):
                 each.average = self._instead_of_mean  # type: ignore[method-assign]
         self._called = False
