@@ -58,6 +58,7 @@ def main() -> None:
         torch.randint(1, 2 * h + 2, (k,), generator=generator).to(device),
         torch.randperm(args.clients, generator=generator)[:k].to(device),
         torch.randint(1, 100, (k,), generator=generator).to(device),
+        validate=False,  # as in a simulation
     )
     for name in args.strategy or ["fedavg", "dynsgd", "twafl", "wkafl", "refl", "fedhist"]:
         given = as_method(name).strategy

@@ -251,9 +251,8 @@ def _window(layer: Any) -> list[int]:
     else:
         odd = layer.return_indices if isinstance(layer, nn.MaxPool2d) else layer.divisor_override
         plain = not odd and not layer.ceil_mode and _pair(layer.padding) == (0, 0)
-    _expect(
-        plain and _pair(getattr(layer, "dilation", 1)) == (1, 1), f"the kernel does not support all options of {layer}"
-    )
+    plain = plain and _pair(getattr(layer, "dilation", 1)) == (1, 1)
+    _expect(plain, f"the kernel does not support all options of {layer}")
     return [*_pair(layer.kernel_size), *_pair(layer.stride), *_pair(layer.padding)]
 
 

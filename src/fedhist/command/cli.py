@@ -67,6 +67,7 @@ def _common(version: Version = False) -> None:
 Flags = dict[str, Any]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")]
+Page = Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files, below the results.")]
 
@@ -275,9 +276,7 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
 @app.command()
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path(
-        "report.html"
-    ),
+    out: Page = Path("report.html"),
     baseline: Annotated[
         str | None,
         typer.Option(help="The method that others are tested against; FedHist, or the first there is, by default."),

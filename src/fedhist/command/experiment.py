@@ -14,7 +14,6 @@ from fedhist.store.history import Comparison, run_name
 from fedhist.strategies import Private
 from fedhist.world.speeds import SlowGroup, as_speeds
 
-SPLITS = ("dirichlet", "iid", "shards")
 MOST_SEEDS = 10_000
 """Number of seeds beyond which a typing error is assumed."""
 
@@ -74,10 +73,9 @@ def _private(method: Method, settings: Settings) -> Method:
     """Return the method with clipping and noise around it, if these are asked for."""
     clip, noise_multiplier = settings["clip"], settings["noise_multiplier"]
     if clip is None or noise_multiplier is None:
-        require(
-            clip is None and noise_multiplier is None and settings["noise"] == "upload",
-            f"privacy needs both clip and noise_multiplier, got clip={clip} and noise_multiplier={noise_multiplier}.",
-        )
+        given = f"clip={clip} and noise_multiplier={noise_multiplier}"
+        none = clip is None and noise_multiplier is None and settings["noise"] == "upload"
+        require(none, f"privacy needs both clip and noise_multiplier, got {given}.")
         return method
     private = Private(method.strategy, clip, noise_multiplier, settings["noise"], settings["delta"])
     return Method(f"{method.name} + {describe('Private', private)}", private, method.objective)
@@ -100,16 +98,10 @@ def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> 
         "shards": lambda y: partition.shards(y, clients, shards, seed),
     }
     slow, rare = slow_clients(settings), settings["rare_class"]
-    require(
-        rare is None or len(slow) > 0, f"rare_class={rare} needs slow clients to hold it; set slow_fraction above 0."
-    )
+    held = rare is None or len(slow) > 0
+    require(held, f"rare_class={rare} needs slow clients to hold it; set slow_fraction above 0.")
+    name, folder = settings["dataset"], settings["data_dir"]
+    split = splits[choice("split", settings["split"], tuple(splits))]
     return load_task(
-        settings["dataset"],
-        clients,
-        seed=seed,
-        split=splits[choice("split", settings["split"], SPLITS)],
-        rare_class=rare,
-        rare_clients=slow,
-        data_dir=settings["data_dir"],
-        progress=progress,
+        name, clients, seed=seed, split=split, rare_class=rare, rare_clients=slow, data_dir=folder, progress=progress
     )

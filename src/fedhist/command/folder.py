@@ -1,12 +1,11 @@
 """The folder of a run: claimed before the work begins, and all that is needed to resume it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from fedhist import __version__
 from fedhist.command.settings import Settings
@@ -33,7 +32,7 @@ class RunFolder:
         """Folders that this process made, the innermost first; None for a run that is resumed."""
 
     @classmethod
-    def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> RunFolder:
+    def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> Self:
         """Claim a folder, which must be empty or not exist; without a path, a new one below `runs`."""
         from fedhist.command.experiment import completed  # noqa: PLC0415
 
@@ -64,7 +63,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path) -> RunFolder | None:
+    def reopen(cls, path: Path) -> Self | None:
         """Open the folder of a run that was stopped; None if the run is finished."""
         require(path.is_dir(), f"{path} is not the folder of a run.")
         path = path.resolve()
@@ -81,9 +80,8 @@ class RunFolder:
             raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
         require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {command!r}.")
         if version != __version__:
-            raise FedHistError(
-                f"{shown} was begun with fedhist {version} and cannot be resumed to the bit with {__version__}."
-            )
+            begun_with = f"{shown} was begun with fedhist {version}"
+            raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
         folder = cls(path, command, Settings.read(config), None)
         fits = folder.settings["engine"] == "local" or not folder.saved
         require(fits, f"{shown} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")

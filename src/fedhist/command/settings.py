@@ -68,10 +68,8 @@ class Settings(Mapping[str, Any]):
                 raise unknown_option("fedhist", name, options)
             self.given[name] = _checked(options[name], value)
         self._values = {name: _default(each) for name, each in options.items()} | self.given
-        require(
-            "epochs" not in self.given or "local_steps" not in self.given,
-            f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}: give one of the two.",
-        )
+        both = f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}"
+        require(not {"epochs", "local_steps"} <= self.given.keys(), f"{both}: give one of the two.")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

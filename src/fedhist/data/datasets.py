@@ -176,7 +176,7 @@ DATASETS = {
     ),
 }
 DATASET_NAMES = ("digits", *DATASETS)
-DIGITS_LR = 0.2
+DIGITS_LR = 0.15
 
 
 def learning_rate(name: str) -> float:

@@ -15,10 +15,9 @@ class Layout:
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         require(bool(trainable), f"model {type(module).__name__} has no trainable parameters.")
         dtypes = {p.dtype for p in trainable.values()}
-        require(
-            dtypes in ({torch.float32}, {torch.float64}),
-            f"model {type(module).__name__} must be all float32 or all float64, got {sorted(map(str, dtypes))}.",
-        )
+        fits = dtypes in ({torch.float32}, {torch.float64})
+        name, kinds = type(module).__name__, sorted(map(str, dtypes))
+        require(fits, f"model {name} must be all float32 or all float64, got {kinds}.")
         self.dtype = dtypes.pop()
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]

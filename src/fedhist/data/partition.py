@@ -76,10 +76,8 @@ def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) 
     """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017)."""
     labels = _checked(labels, clients)
     pieces = clients * whole("per_client", per_client, 1)
-    require(
-        pieces <= len(labels),
-        f"per_client={per_client} shards for {clients} clients are more than the {len(labels)} training examples.",
-    )
+    wanted = f"per_client={per_client} shards for {clients} clients"
+    require(pieces <= len(labels), f"{wanted} are more than the {len(labels)} training examples.")
     holder, owner = np.empty(pieces, np.int64), np.empty(len(labels), np.int64)
     holder[Stream(seed, "split").at().permutation(pieces)] = np.repeat(np.arange(clients), per_client)
     owner[np.argsort(labels, kind="stable")] = holder[_even_parts(len(labels), pieces)]
@@ -117,10 +115,6 @@ def _fill_empty(split: Split, cause: str, keep: Collection[int] = ()) -> Split:
         split[client], split[donor] = split[donor][-1:], split[donor][:-1]
         if len(split[donor]) > 1:
             heapq.heappush(donors, (-len(split[donor]), donor))
-    warnings.warn(
-        f"{cause} left {len(empty)} of {len(split)} clients without examples; "
-        "each was given one from the largest client.",
-        SplitNotice,
-        stacklevel=3,
-    )
+    left = f"{cause} left {len(empty)} of {len(split)} clients without examples"
+    warnings.warn(f"{left}; each was given one from the largest client.", SplitNotice, stacklevel=3)
     return split

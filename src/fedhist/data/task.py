@@ -1,12 +1,10 @@
 """A learning problem: a model, its data, and who holds which part of the data."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -55,19 +53,15 @@ class Task:
         lr: float | None = None,
     ) -> None:
         for label, inputs, targets in (("", x, y), ("_test", x_test, y_test)):
-            require(
-                isinstance(inputs, Tensor) and isinstance(targets, Tensor),
-                f"x{label} and y{label} must be tensors, got {type(inputs).__name__} and {type(targets).__name__}.",
-            )
-            require(
-                targets.ndim == 1 and len(inputs) == len(targets) > 0,
-                f"y{label} must hold one label for each of the {len(inputs)} rows of x{label}, "
-                f"got shape {tuple(targets.shape)}.",
-            )
-            require(
-                not targets.is_floating_point() and int(targets.min()) >= 0,
-                f"y{label} must hold class numbers ≥ 0, got {targets.dtype} with minimum {targets.min().item()}.",
-            )
+            fits = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+            kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
+            require(fits, f"x{label} and y{label} must be tensors, got {kinds}.")
+            fits = targets.ndim == 1 and len(inputs) == len(targets) > 0
+            rows = f"{len(inputs)} rows of x{label}, got shape {tuple(targets.shape)}"
+            require(fits, f"y{label} must hold one label for each of the {rows}.")
+            least, kind = targets.min().item(), targets.dtype
+            fits = not targets.is_floating_point() and least >= 0
+            require(fits, f"y{label} must hold class numbers ≥ 0, got {kind} with minimum {least}.")
         fits = isinstance(model, nn.Module) or callable(model)
         require(fits, f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.")
         self.name, self.model = name, model
@@ -77,18 +71,15 @@ class Task:
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
         self._copies: dict[tuple[Tensor, torch.device], Tensor] = {}
-        self._relabelled: list[Task] = []
+        self._relabelled: list[Self] = []
 
         probe = self.build(seed=0)
         self.layout = Layout(probe)
         logits, self.is_random = _try_model(probe, x, "x")
         _try_model(probe, x_test, "x_test")
         if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
-            warnings.warn(
-                f"the outputs of model {type(probe).__name__} sum to one, as after a softmax; cross-entropy expects "
-                "logits, so remove the softmax.",
-                stacklevel=2,
-            )
+            summed = f"the outputs of model {type(probe).__name__} sum to one, as after a softmax"
+            warnings.warn(f"{summed}; cross-entropy expects logits, so remove the softmax.", stacklevel=2)
         self.num_classes, largest = int(logits.shape[1]), int(max(self.y.max(), self.y_test.max()))
         fits = largest < self.num_classes
         require(fits, f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.")
@@ -160,7 +151,7 @@ class Task:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_copies": {}, "_relabelled": []}  # another machine has other devices
 
-    def relabelled(self, y: Tensor) -> Task:
+    def relabelled(self, y: Tensor) -> Self:
         """Return this task with other training labels; the inputs and their copies on devices are shared.
 
         The same labels give the same task, so that runs with it can train side by side.
@@ -191,10 +182,8 @@ class Task:
 
 def _join(clients: Clients, num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the example indices of all clients end to end, and where those of each client begin."""
-    require(
-        (clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)) and len(clients) > 0,
-        "clients must be a list with one list of example indices for each client.",
-    )
+    listed = clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)
+    require(listed and len(clients) > 0, "clients must be a list with one list of example indices for each client.")
     if isinstance(clients, np.ndarray):
         parts, sizes = [clients.ravel()], np.full(len(clients), clients.shape[1])
     else:
@@ -225,10 +214,9 @@ def _try_model(probe: nn.Module, inputs: Tensor, name: str) -> tuple[Tensor, boo
         raise InvalidInput(
             f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {reason(error)}."
         ) from error
-    require(
-        isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2]),
-        f"model {model} must return logits of shape (batch, classes), got {getattr(logits, 'shape', type(logits))}.",
-    )
+    fits = isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2])
+    got = getattr(logits, "shape", type(logits))
+    require(fits, f"model {model} must return logits of shape (batch, classes), got {got}.")
     changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, buffers[key])]
     norms = [key for key, module in probe.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     for key in changed + norms:

@@ -86,27 +86,22 @@ class KAsync(ServerOptions, NetworkOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         k, clients, nodes, every = self.k, self.num_clients, self.min_available_nodes, self.checkpoint_every
+        wait, on_round = self.max_round_wait, self.on_round
         for name in ("poll_interval", "refresh_interval", "message_ttl"):
             if (value := getattr(self, name)) is not None:
                 positive(name, value)
-        if self.max_round_wait is not None:
-            number("max_round_wait", self.max_round_wait, 0)
+        if wait is not None:
+            number("max_round_wait", wait, 0)
         whole("evaluate_every", self.evaluate_every, 0)
         number("fraction_evaluate", self.fraction_evaluate, 0, 1)
         fits = clients is None or whole("num_clients", clients, 1) >= k
         require(fits, f"k={k} uploads a round need at least as many clients, got num_clients={clients}.")
         whole("min_available_nodes", k if nodes is None else nodes, 1)
-        require(
-            number("checkpoint_every", every, 0) == 0
-            or self.checkpoint is None
-            or not any(isinstance(part, Private) for part in self.method.strategy.modules()),
-            f"checkpoint_every={every} would let a restart forget uploads whose privacy is spent; use 0.",
-        )
-        require(
-            self.record is None or self.max_round_wait is None,
-            f"record needs K uploads in every round, so max_round_wait must be None, got {self.max_round_wait}.",
-        )
-        on_round = self.on_round
+        private = any(isinstance(part, Private) for part in self.method.strategy.modules())
+        fits = number("checkpoint_every", every, 0) == 0 or self.checkpoint is None or not private
+        require(fits, f"checkpoint_every={every} would let a restart forget uploads whose privacy is spent; use 0.")
+        fits = self.record is None or wait is None
+        require(fits, f"record needs K uploads in every round, so max_round_wait must be None, got {wait}.")
         require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
 
     @property
@@ -283,10 +278,9 @@ class Session:
             return None
         tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)
         for name, value in self._described().items():
-            if state.get(name) != value:
-                raise FedHistError(
-                    f"{folder} holds a run with {name}={state.get(name)!r}, this one has {value!r}; use another folder."
-                )
+            if (stored := state.get(name)) != value:
+                held = f"{folder} holds a run with {name}={stored!r}"
+                raise FedHistError(f"{held}, this one has {value!r}; use another folder.")
         return tensors, state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -306,12 +300,9 @@ class Session:
         if self.options.checkpoint is None:
             return
         source, (tensors, facts) = self.source, self.server.state()
-        state = self._described() | {
-            "expected": self.expected,
-            "server": facts,
-            "elapsed": source.now,
-            "clients": source.exchange.numbers,
-        }
+        numbers = source.exchange.numbers
+        now = {"expected": self.expected, "server": facts, "elapsed": source.now, "clients": numbers}
+        state = self._described() | now
         for metrics in METRICS:
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
         file = Path(self.options.checkpoint) / CHECKPOINT

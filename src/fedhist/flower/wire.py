@@ -98,10 +98,8 @@ class Wire:
         if callable(trainable):
             return [name for name in floating if trainable(name)]
         wanted = set(trainable)
-        if unknown := sorted(wanted - set(floating)):
-            raise InvalidInput(
-                f"trainable names {unknown[0]!r}, which is not a floating-point entry of initial_arrays."
-            )
+        for name in sorted(wanted - set(floating)):
+            raise InvalidInput(f"trainable names {name!r}, which is not a floating-point entry of initial_arrays.")
         return [name for name in floating if name in wanted]
 
     def split(self, state: State) -> tuple[Tensor, Rest]:

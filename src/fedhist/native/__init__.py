@@ -46,11 +46,7 @@ class Layer(ctypes.Structure):
 class Net(ctypes.Structure):
     """A chain of layers over one flat parameter vector."""
 
-    _fields_ = [
-        ("layers", ctypes.POINTER(Layer)),
-        ("num_layers", ctypes.c_int64),
-        ("num_parameters", ctypes.c_int64),
-    ]
+    _fields_ = [("layers", ctypes.POINTER(Layer)), ("num_layers", ctypes.c_int64), ("num_parameters", ctypes.c_int64)]
 
 
 class Descent(ctypes.Structure):

@@ -63,8 +63,7 @@ class Cell:
     @property
     def key(self) -> str:
         """A name for this run and no other; it does not change when a field with a default is added."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given = {field.name: given[field.name] for field in fields(self) if given[field.name] != field.default}
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -84,30 +83,15 @@ class Cell:
 
     def task(self, data_dir: str | Path | None = None) -> Task:
         """Load the data and divide them."""
-        return load_task(
-            self.dataset,
-            self.clients,
-            self.beta,
-            self.seed,
-            rare_class=RARE_CLASS if self.rare else None,
-            rare_clients=self.slow,
-            validation=self.validation,
-            data_dir=data_dir,
-        )
+        split, rare = (self.dataset, self.clients, self.beta, self.seed), RARE_CLASS if self.rare else None
+        return load_task(*split, rare_class=rare, rare_clients=self.slow, validation=self.validation, data_dir=data_dir)
 
     def trial(self, task: Task) -> Trial:
         """Return the run as the simulator takes it."""
-        return Trial(
-            self.method,
-            task,
-            k=self.k,
-            rounds=self.rounds,
-            local=LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size),
-            speeds=SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal(),
-            seed=self.seed,
-            eval_every=self.eval_every,
-            attack=as_attack(self.attack),
-        )
+        local = LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size)
+        speeds = SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal()
+        same = {name: getattr(self, name) for name in ("k", "rounds", "seed", "eval_every")}
+        return Trial(self.method, task, local=local, speeds=speeds, attack=as_attack(self.attack), **same)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, SENSITIVITY
 from fedhist.paper.tables import Results, beta_name, by_seed, changed, final, mean_and_spread, rare_accuracy
-from fedhist.report.curves import COLOURS, DASHES
-from fedhist.store.files import whole_file
+from fedhist.report.curves import COLOURS, DASHES, drawing
 
 LIMITS = -7.0, 3.0
 """Ends of the axis of the sensitivities, in points from the defaults: small differences must stay visible."""
@@ -20,29 +19,19 @@ LIMITS = -7.0, 3.0
 @contextmanager
 def _panels(results: Results, path: Path, height: float = 3.1) -> Iterator[list[tuple[Any, int, float | None]]]:
     """Give a pair of axes for each N/K and split; the figure is written afterwards."""
-    import matplotlib  # noqa: PLC0415 (a second to import)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
     present = {(cell.ratio, cell.beta) for cell in results}
     settings = [(r, b) for r in sorted({r for r, _ in present}) for b in BETAS if (r, b) in present]
     columns = min(3, len(settings))
     rows = -(-len(settings) // columns)
-    figure, grid = plt.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, layout="constrained")
-    figure.set_size_inches(3.6 * columns, height * rows)
-    panels = [(axes, ratio, beta) for axes, (ratio, beta) in zip(grid.flat, settings, strict=False)]
-    for axes, ratio, beta in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.set_title(f"N/K = {ratio}, {beta_name(beta)}", fontsize=10)
-    yield panels
-    for axes, _, _ in panels:
-        axes.label_outer()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as part:
-        figure.savefig(part, dpi=130, format="png")
-    plt.close(figure)
+    with drawing(path, rows, columns, (3.6 * columns, height * rows), 130) as grid:
+        panels = [(axes, ratio, beta) for axes, (ratio, beta) in zip(grid, settings, strict=False)]
+        for axes, ratio, beta in panels:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+            axes.set_title(f"N/K = {ratio}, {beta_name(beta)}", fontsize=10)
+        yield panels
+        for axes, _, _ in panels:
+            axes.label_outer()
 
 
 def curves(methods: Mapping[str, str], results: Results, path: Path) -> None:
@@ -59,11 +48,8 @@ def curves(methods: Mapping[str, str], results: Results, path: Path) -> None:
                 style = {"color": COLOURS[place % 8], "linestyle": DASHES[place % 4]}
                 axes.plot(rounds, mean, linewidth=1.2 if place else 2.2, label=name, **style)
                 if len(runs) > 1:
-                    spread, band = (
-                        accuracy.std(axis=0, ddof=1),
-                        {"color": style["color"], "alpha": 0.15, "linewidth": 0},
-                    )
-                    axes.fill_between(rounds, mean - spread, mean + spread, **band)
+                    spread, colour = accuracy.std(axis=0, ddof=1), style["color"]
+                    axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
             axes.set(xlabel="round", ylabel="test accuracy (%)")
         panels[0][0].legend(frameon=False, fontsize=7, loc="lower right")
 

@@ -81,9 +81,8 @@ def _evaluations(rounds: int, every: int) -> list[int]:
 
 
 def _numbers(stored: dict[str, Any], name: str) -> list[float]:
-    values = stored.get(name)
-    if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list, got {brief(values)}")
+    values: Any = stored.get(name)
+    require(isinstance(values, list), f"{name} must be a list, got {brief(values)}")
     return [number(name, value) for value in values]
 
 

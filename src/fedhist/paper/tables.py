@@ -4,7 +4,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -139,15 +139,13 @@ def table1(results: Results) -> str:
 
 def table2(results: Results, target: float = 0.4) -> str:
     """Return Table 2: rounds to 40 % and the speed-up over FedAvg, the paper's in brackets."""
-    betas = _betas(results)
+    betas, measure = _betas(results), partial(rounds_to, target=target)
     as_published = {cell.dataset for cell in results} == {"cifar10"}
     rows = []
     for name, method in COMPARED.items():
         row = [name]
         for beta in betas:
-            own, base = (
-                by_seed(results, lambda r: rounds_to(r, target), method=m, beta=beta) for m in (method, "fedavg")
-            )
+            own, base = (by_seed(results, measure, method=m, beta=beta) for m in (method, "fedavg"))
             known = published()["table2"]["iid" if beta is None else f"{beta:.1f}"]
             paper = f" ({known[name]}, {known['FedAvg'] / known[name]:.2f}×)" if as_published else ""
             ratios = [base[seed] / own[seed] for seed in own if seed in base and own[seed] < float("inf")]
@@ -196,18 +194,14 @@ def tuned(results: Results) -> str:
     """Return the comparison with each method's own learning rate, then the accuracies these were chosen by, in bold."""
     ratios, rates = (sorted({getattr(cell, name) for cell in results}) for name in ("ratio", "lr"))
     chosen = {(cell.method, cell.ratio): cell.lr for cell in results if not cell.validation}
-    tested = {
-        (method, ratio): by_seed(results, final, method=method, ratio=ratio, validation=False)
-        for method in TUNED.values()
-        for ratio in ratios
-    }
+    fedhist = {ratio: by_seed(results, final, method="fedhist", ratio=ratio, validation=False) for ratio in ratios}
     rows = []
     for name, method in TUNED.items():
         row = [name]
         for ratio in ratios:
-            own = tested[method, ratio]
+            own = by_seed(results, final, method=method, ratio=ratio, validation=False)
             row.append(f"{mean_and_spread(own.values())} (lr {chosen[method, ratio]:g})" if own else "–")
-            row.append(_gap(tested["fedhist", ratio], own))
+            row.append("" if method == "fedhist" else _gap(fedhist[ratio], own))
         rows.append(row)
     header = [text for ratio in ratios for text in (f"N/K = {ratio}", "FedHist minus it")]
     lines = ["Test accuracy:", "", *markdown(["method", *header], rows)]

@@ -48,10 +48,7 @@ def staleness(section: Section) -> Figure:
     n, k = first.setting.get("clients"), first.clients.shape[1]
     if n and not section.deployed and "concurrency" not in first.setting:
         summary += f" With all {n:,} clients at work and K = {k} the mean tends to N/K = {n / k:.1f}."
-    rows = [
-        [method, f"{each.mean():.1f}", *(f"{np.quantile(each, q):.0f}" for q in QUANTILES)]
-        for method, each in drawn.items()
-    ]
+    rows = [[m, f"{each.mean():.1f}", *(f"{q:.0f}" for q in np.quantile(each, QUANTILES))] for m, each in drawn.items()]
     table = Table(["method", "mean", *(f"{100 * q:.0f} % quantile" for q in QUANTILES)], rows)
     return Figure(summary, data, tables=[table])
 
@@ -59,9 +56,7 @@ def staleness(section: Section) -> Figure:
 def _same_arrivals(section: Section) -> bool:
     """Whether all methods have the same seeds, and the same staleness in each."""
     first, *others = ({h.seed: h.staleness for h in section.runs[m]} for m in section.methods)
-    return all(
-        own.keys() == first.keys() and all(np.array_equal(own[seed], first[seed]) for seed in own) for own in others
-    )
+    return all(own.keys() == first.keys() and all(np.array_equal(own[s], first[s]) for s in own) for own in others)
 
 
 def timeline(section: Section) -> Figure | str:
@@ -70,18 +65,16 @@ def timeline(section: Section) -> Figure | str:
     ids, order = clients_of(history), np.argsort(times_of(history), kind="stable")
     lanes = ids[order[fig.thinned(len(order), LANES)]]
     there = uploads(history) & np.isin(history.clients, lanes)
-    last = int(np.searchsorted(there.sum(axis=1).cumsum(), section.detail.marks, side="right"))
-    last = max(1, min(last, history.rounds))
+    room = np.searchsorted(there.sum(axis=1).cumsum(), section.detail.marks, side="right")
+    last = int(np.clip(room, 1, history.rounds))
     rounds, columns = np.nonzero(there[:last])
     if len(rounds) == 0:
         return f"None of {len(lanes)} clients, at even distances from fast to slow, has uploaded."
-    who, tau, end, weight = (
-        table[rounds, columns] for table in (history.clients, history.staleness, history.arrived, history.weights)
-    )
+    tables = history.clients, history.staleness, history.arrived, history.weights
+    who, tau, end, weight = (table[rounds, columns] for table in tables)
     closed = np.concatenate([[0.0], history.arrived[:, -1]])
     start = closed[np.maximum(rounds + 1 - tau, 0)]  # version s is sent when round s - 1 closes
-    lane = {client: place for place, client in enumerate(lanes.tolist())}
-    y = np.array([lane[client] for client in who.tolist()], float)
+    y = np.argmax(who[:, None] == lanes, axis=1).astype(float)
     gap = np.full(len(y), np.nan)
     bars, heights = (np.stack(each, axis=1).ravel() for each in ((start, end, gap), (y, y, gap)))
     work = {"kind": "work", "x": values(bars, fig.PRECISE), "y": values(heights)}
@@ -136,8 +129,8 @@ def weights(section: Section) -> Figure | str:
         data.append(fig.trace("marked", method, x, y, "%{y:.2f} at τ %{x:.0f}"))
         fresh, stale = relative[tau <= np.quantile(tau, 0.1)].mean(), relative[tau >= np.quantile(tau, 0.9)].mean()
         text.append(f"{method} gives the freshest tenth {fresh:.2f} and the stalest {stale:.2f}")
-        for i in fig.thinned(len(x), 5):
-            rows.append([method, f"{x[i]:.1f}", *(f"{each[i]:.2f}" for each in (y, low, high))])
+        places = fig.thinned(len(x), 5)
+        rows += [[method, f"{x[i]:.1f}", *(f"{each[i]:.2f}" for each in (y, low, high))] for i in places]
     missing = [method for method in section.methods if method not in found]
     does_not = f" {listed(missing)} {'does' if len(missing) == 1 else 'do'} not report weights."
     summary = (
@@ -206,5 +199,4 @@ def _ignored(history: History) -> Floats | None:
 
 def _binned(shares: Floats, edges: NDArray[Any]) -> Floats:
     """Return the means over pieces of a run; NaN after its end."""
-    pieces = [shares[a:b] for a, b in pairwise(edges)]
-    return np.array([piece.mean() if len(piece) else np.nan for piece in pieces])
+    return np.array([shares[a:b].mean() if a < len(shares) else np.nan for a, b in pairwise(edges)])

@@ -46,8 +46,7 @@ def skew_of(history: History) -> Floats | None:
         return None
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     everyone = counts.sum(axis=0) / max(counts.sum(), 1)
-    skew: Floats = 0.5 * np.abs(shares - everyone).sum(axis=1)
-    return skew
+    return np.asarray(0.5 * np.abs(shares - everyone).sum(axis=1), float)
 
 
 def _sampled(history: History) -> str:
@@ -177,9 +176,8 @@ def boosts_of(history: History) -> dict[str, Floats] | None:
 
 def boosted(section: Section) -> Figure | str:
     """Draw which clients FedHist boosts, and why."""
-    weighing = [
-        h for h in section.histories if "utility" in h.traces or (not h.traces and h.method.startswith("FedHist"))
-    ]
+    every = section.histories
+    weighing = [h for h in every if "utility" in h.traces or (not h.traces and h.method.startswith("FedHist"))]
     histories = [h for h in weighing if h.method == weighing[0].method]
     found = [(h, facts) for h in histories if (facts := boosts_of(h)) is not None and len(facts["at"]) > 0]
     if not found:
@@ -202,10 +200,8 @@ def boosted(section: Section) -> Figure | str:
         "utility": axis("utility after the last round", **plain),
     }
     against = [name for name in axes if name in columns]
-    views = {
-        str(i): {"data": [{"x": values(columns[name][pick])}], "layout": {"xaxis": axes[name]}}
-        for i, name in enumerate(against)
-    }
+    shown = {name: {"data": [{"x": values(columns[name][pick])}], "layout": {"xaxis": axes[name]}} for name in against}
+    views = {str(i): view for i, view in enumerate(shown.values())}
     causes = {name: columns.get(name) for name in ("utility", "slowness", "label skew")}
     summary = (
         f"In {counted(len(found), 'run')} of {first.method}, {counted(int((boost > 0).sum()), 'client')} of "

@@ -1,6 +1,9 @@
 """Accuracy over rounds, as a picture."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +21,32 @@ def look(place: int) -> tuple[str, str]:
     return COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]
 
 
-def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
-    """Draw each method's mean test accuracy with a band of one standard deviation over its seeds.
-
-    Runs that diverged count in no mean; the legend says how many they are.
-    """
+@contextmanager
+def drawing(path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int) -> Iterator[list[Any]]:
+    """Give axes in rows and columns that share their scales; the picture is written at the end."""
     import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    path = Path(path)
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure, grid = plt.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, layout="constrained")
+    figure.set_size_inches(*size)
     try:
+        yield list(grid.flat)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
+    finally:
+        plt.close(figure)
+
+
+def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
+    """Draw each method's mean test accuracy with a band of one standard deviation over its seeds.
+
+    Runs that diverged count in no mean; the legend says how many they are.
+    """
+    path = Path(path)
+    with drawing(path, 1, 1, (7, 4.2), 150) as (axes,):
         for i, method in enumerate(runs.methods):
             live = [history for history in runs[method] if not history.diverged]
             diverged = len(runs[method]) - len(live)
@@ -54,9 +70,4 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
         axes.spines[["top", "right"]].set_visible(False)
         for text in axes.legend(frameon=False, loc="lower right").get_texts():
             text.set_parse_math(False)  # names are whatever a file says
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix.lstrip(".") or "png")
-    finally:
-        plt.close(figure)
     return path

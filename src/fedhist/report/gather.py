@@ -1,7 +1,4 @@
-"""Finds runs in folders and groups those that can be compared.
-
-A run's own summary has all its settings, so no other file decides what it is compared with.
-"""
+"""Finds runs in folders and groups those that can be compared, by the settings in each run's own summary."""
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -89,10 +86,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
     if all(run.diverged for run in runs):
         reasons = [*(reason for _, reason in left_out), *(run.diverged for run in runs if run.diverged)]
         require(not reasons, f"no run can be reported: {' '.join(reasons[:3])}")
-        places = ", ".join(map(str, folders))
-        raise InvalidInput(
-            f"there is no run in {places}; give folders that fedhist run or fedhist compare have written."
-        )
+        places = f"there is no run in {', '.join(map(str, folders))}"
+        raise InvalidInput(f"{places}; give folders that fedhist run or fedhist compare have written.")
     runs.sort(key=lambda run: (_place(run.history.method), run.history.seed, -len(run.history.evaluations)))
     alike = _parted(runs, lambda run: frozenset((name, text_of(value)) for name, value in run.setting.items()))
     parts = [part for same in alike for part in _comparable(same, left_out)]
@@ -174,11 +169,8 @@ def _comparable(runs: Sequence[Run], left_out: list[tuple[Path, str]]) -> list[l
     named = [replace(run, setting=run.setting | {"folder": str(run.folder.parent)}) for run in distinct]
     parts = []
     for inside in _parted(named, lambda run: run.folder.parent):
-        if _consistent(inside):
-            parts.append(inside)
-        else:
-            exact = [replace(run, setting=run.setting | {"data": run.data}) for run in inside]
-            parts += _parted(exact, lambda run: run.data)
+        exact = [replace(run, setting=run.setting | {"data": run.data}) for run in inside]
+        parts += [inside] if _consistent(inside) else _parted(exact, lambda run: run.data)
     return parts
 
 

@@ -72,14 +72,10 @@ def accuracy(section: Section) -> Figure:
             shapes = [x] if spread is None else [fig.there_and_back(x), x]
             moved[name] += [{"x": values(each, fig.PRECISE)} for each in shapes]
     several = any(each.spread is not None for each in courses.values())
-    return Figure(
-        _accuracy_summary(section, courses) + (BANDS if several else "") + section.note,
-        data,
-        {"xaxis": axes["rounds"], "level": 100 * section.group.target},
-        switches={"against": known},
-        views={str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)},
-        tables=[_accuracy_table(courses)],
-    )
+    summary = _accuracy_summary(section, courses) + (BANDS if several else "") + section.note
+    layout = {"xaxis": axes["rounds"], "level": 100 * section.group.target}
+    views = {str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)}
+    return Figure(summary, data, layout, {"against": known}, views, [_accuracy_table(courses)])
 
 
 def _accuracy_summary(section: Section, courses: Mapping[str, Course]) -> str:
@@ -155,10 +151,8 @@ def per_class(section: Section) -> Figure | str:
     text = []
     for method, mean in list(means.items())[: fig.NAMED]:
         if np.isfinite(mean).any():
-            worst, best = int(np.nanargmin(mean)), int(np.nanargmax(mean))
-            text.append(
-                f"{method} is worst on class {worst} ({mean[worst]:.0f} %) and best on {best} ({mean[best]:.0f} %)"
-            )
+            low, high = int(np.nanargmin(mean)), int(np.nanargmax(mean))
+            text.append(f"{method} is worst on class {low} ({mean[low]:.0f} %) and best on {high} ({mean[high]:.0f} %)")
     summary = "; ".join(text) + ". Means over seeds after the last round."
     names = [str(label) for label in range(len(mean))]
     if len(names) <= MOST_CLASSES:
@@ -224,8 +218,8 @@ def lengths(section: Section) -> Figure | str:
         data.append(fig.trace("curve", method, rounds, after, "%{y:.3g}, after"))
         some = before.sum() > 0
         text.append(f"by {after.sum() / before.sum():.1f} with {method}" if some else f"from zero with {method}")
-        for i in fig.thinned(len(rounds), 5):
-            rows.append([method, f"{rounds[i]:,.0f}", f"{before[i]:.3g}", f"{after[i]:.3g}"])
+        places = fig.thinned(len(rounds), 5)
+        rows += [[method, f"{rounds[i]:,.0f}", f"{before[i]:.3g}", f"{after[i]:.3g}"] for i in places]
     if not data:
         return "None of these runs uses INA, or the lengths of its updates were not recorded."
     summary = (

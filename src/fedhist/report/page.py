@@ -95,27 +95,15 @@ def render(found: Gathered, baseline: str | None = None) -> str:
     chosen = [group for group in found.groups if group in detailed]
     detail = Detail() if len(chosen) <= FEW_GROUPS else BRIEF
     sections = [_section(f"g{i}", Section(group, detail), baseline) for i, group in enumerate(chosen)]
-    drawings = {
-        "looks": {method: look(place) for place, method in enumerate(found.methods)},
-        "figures": {each["id"]: each["drawing"] for section in sections for each in section["figures"]},
-    }
+    figures = {each["id"]: each["drawing"] for section in sections for each in section["figures"]}
+    drawn = {"looks": {method: look(place) for place, method in enumerate(found.methods)}, "figures": figures}
+    # "</script>" in a name must not end the script it stands in.
+    drawings = json.dumps(drawn, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     rankings = [(group.title, _ranking(group)) for group in found.groups]
-    return page.from_string(parts["html"]).render(
-        version=__version__,
-        found=found,
-        lead=_lead(found, rankings),
-        methods=found.methods[:MOST_METHODS],
-        rankings=rankings,
-        meanings=MEANINGS,
-        sections=sections,
-        fewest_pairs=FEWEST_PAIRS,
-        few=len(sections) <= FEW_GROUPS,
-        css=parts["css"],
-        script=parts["js"],
-        plotly=get_plotlyjs(),
-        # "</script>" in a name must not end the script it stands in.
-        drawings=json.dumps(drawings, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
-    )
+    constants = {"version": __version__, "meanings": MEANINGS, "fewest_pairs": FEWEST_PAIRS, "plotly": get_plotlyjs()}
+    facts = {"found": found, "methods": found.methods[:MOST_METHODS], "rankings": rankings, "sections": sections}
+    facts |= {"lead": _lead(found, rankings), "few": len(sections) <= FEW_GROUPS, "drawings": drawings}
+    return page.from_string(parts["html"]).render(parts | constants | facts)
 
 
 def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]:
@@ -135,14 +123,8 @@ def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]
     for this, after in pairwise([*figures, {"wide": True}]):
         halves = 0 if this["wide"] else halves + 1
         this["wide"] |= halves % 2 == 1 and after["wide"]  # a half that would be alone in its row
-    return {
-        "id": key,
-        "group": section.group,
-        "methods": section.methods,
-        "final": _final(section.group, baseline),
-        "figures": figures,
-        "undrawn": undrawn,
-    }
+    about = {"id": key, "group": section.group, "methods": section.methods, "figures": figures, "undrawn": undrawn}
+    return about | {"final": _final(section.group, baseline)}
 
 
 def _final(group: Group, baseline: str | None) -> dict[str, Any]:
@@ -206,12 +188,10 @@ def _lead(found: Gathered, rankings: Sequence[tuple[str, Mapping[str, str]]]) ->
     """Return the whole report in a few sentences."""
     text = f"{counted(len(found.runs), 'run')} of {counted(len(found.methods), 'method')}"
     text += f" under {len(rankings)} different settings, each compared on its own." if len(rankings) > 1 else "."
-    diverged = sum(run.history.diverged for run in found.runs)
-    if diverged:
+    if diverged := sum(run.history.diverged for run in found.runs):
         text += f" {diverged:,} of them diverged."
     for title, ranking in rankings:
-        ends = [(method, final) for method, final in ranking.items() if final != DIVERGED]
-        if ends:
+        if ends := [(method, final) for method, final in ranking.items() if final != DIVERGED]:
             where, several = f"With {title}, " if len(rankings) > 1 else "", len(ends) > 1
             text += f" {where}{ends[0][0]} ends {'highest, ' if several else ''}at {ends[0][1]} %"
             return text + (f", before {ends[1][0]} with {ends[1][1]} %." if several else ".")

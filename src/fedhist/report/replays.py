@@ -20,17 +20,11 @@ def differences(replays: Sequence[Replay]) -> Table:
     rows = []
     for each in replays:
         facts = each.summary()
-        rows.append(
-            [
-                each.method,
-                _text("{:.1f} %", facts["weight_distance"], 0.01),
-                _text("{:.2f}", facts["weight_correlation"]),
-                _text("{:.3f}", facts["cosine"]),
-                _text("{:.3f}", facts["lowest_cosine"]),
-                _text("× {:.2f}", facts["norm"], facts["recorded_norm"]),
-                _text("× {:.2f}", facts["final_distance"], facts["recorded_travelled"]),
-            ]
-        )
+        weights = _text("{:.1f} %", facts["weight_distance"], 0.01), _text("{:.2f}", facts["weight_correlation"])
+        cosines = _text("{:.3f}", facts["cosine"]), _text("{:.3f}", facts["lowest_cosine"])
+        length = _text("× {:.2f}", facts["norm"], facts["recorded_norm"])
+        apart = _text("× {:.2f}", facts["final_distance"], facts["recorded_travelled"])
+        rows.append([each.method, *weights, *cosines, length, apart])
     return Table(["strategy", "weights moved", "corr.", "cosine", "lowest", "length", "models apart"], rows)
 
 

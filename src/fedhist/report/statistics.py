@@ -76,5 +76,4 @@ def tier_shares(times: ArrayLike, counts: NDArray[np.integer]) -> NDArray[np.flo
     """
     thirds = np.array_split(np.argsort(times, kind="stable"), 3)
     sums = np.stack([counts[third].sum(axis=0) for third in thirds]).astype(float)
-    shares: NDArray[np.float64] = sums / np.maximum(sums.sum(axis=1, keepdims=True), 1)
-    return shares
+    return np.asarray(sums / np.maximum(sums.sum(axis=1, keepdims=True), 1), float)

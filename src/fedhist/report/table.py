@@ -40,20 +40,11 @@ def _row(method: str, histories: Sequence[History], target: float) -> Row:
     final = [history.final_accuracy for history in live]
     best = [history.best_accuracy for history in live]
     reached = [rounds for history in live if (rounds := history.rounds_to(target)) is not None]
-    spent = [history.evaluations[-1].epsilon for history in live]
-    return Row(
-        method=method,
-        seeds=len(histories),
-        diverged=sum(history.diverged for history in histories),
-        final=mean(final),
-        final_spread=spread(final),
-        best=mean(best),
-        best_spread=spread(best),
-        rounds_to=mean(reached),
-        reached=len(reached),
-        mean_staleness=mean([history.staleness_between(0, history.rounds)[0] for history in live]),
-        epsilon=max((each for each in spent if each is not None), default=None),
-    )
+    stale = [history.staleness_between(0, history.rounds)[0] for history in live]
+    spent = [spent for history in live if (spent := history.evaluations[-1].epsilon) is not None]
+    runs = method, len(histories), sum(history.diverged for history in histories)
+    accuracy = mean(final), spread(final), mean(best), spread(best)
+    return Row(*runs, *accuracy, mean(reached), len(reached), mean(stale), max(spent, default=None))
 
 
 def mean(values: Sequence[float]) -> float | None:

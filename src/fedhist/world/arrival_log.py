@@ -118,26 +118,19 @@ def _ids(labels: list[str], clients: str) -> _Ints:
 
 def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Floats, k: int) -> Schedule:
     """Cut the trainings, in order of arrival, into rounds; each must take some time, one after the other per client."""
-    wrong = np.flatnonzero(end <= start)
-    if len(wrong):
-        i = wrong[0]
+    for i in np.flatnonzero(end <= start):
         raise ValueError(f"client {brief(labels[who[i]])} ends at {end[i]:.15g}, no later than it starts")
     order = np.lexsort((start, who))
     same = who[order][1:] == who[order][:-1]
-    early = np.flatnonzero(same & (start[order][1:] < end[order][:-1]))
-    if len(early):
-        i = order[early[0] + 1]
-        raise ValueError(
-            f"client {brief(labels[who[i]])} starts at {start[i]:.15g}, before its training until then ends"
-        )
+    for i in order[1:][same & (start[order][1:] < end[order][:-1])]:
+        when = f"starts at {start[i]:.15g}, before its training until then ends"
+        raise ValueError(f"client {brief(labels[who[i]])} {when}")
     rounds = len(end) // k
     require(rounds > 0, f"it has {len(end)} arrivals, fewer than k={k}")
     order = np.lexsort((start, end))[: rounds * k]
     begun, arrived = start[order].reshape(rounds, k), end[order].reshape(rounds, k)
     ordered = np.sort(who[order].reshape(rounds, k), axis=1)
-    twice = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
-    if len(twice):
-        row, place = twice[0]
+    for row, place in np.argwhere(ordered[:, 1:] == ordered[:, :-1]):
         raise ValueError(
             f"client {brief(labels[ordered[row, place]])} arrives twice in round {row + 1}, since it did not wait for "
             "the new model; use a smaller k"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
-from torch import Tensor
 
 from fedhist.errors import InvalidInput, number, require, whole
 from fedhist.options import build, parse_options
@@ -72,10 +71,10 @@ def as_faults(given: object) -> Faults | None:
 
 def broken(kind: str, upload: Upload, num_clients: int, round_: int) -> Upload:
     """Return an upload as a fault has left it."""
-    delta = upload.delta
+    delta, first = upload.delta, torch.zeros(1, dtype=torch.int64, device=upload.delta.device)
     changes: Mapping[str, Callable[[], Upload]] = {
-        "nan": lambda: replace(upload, delta=_with_first(delta, torch.nan)),
-        "infinite": lambda: replace(upload, delta=_with_first(delta, torch.inf)),
+        "nan": lambda: replace(upload, delta=delta.index_fill(0, first, torch.nan)),
+        "infinite": lambda: replace(upload, delta=delta.index_fill(0, first, torch.inf)),
         "wrong_length": lambda: replace(upload, delta=delta[:-1]),
         "wrong_dtype": lambda: replace(upload, delta=(1000 * delta).long()),
         "huge": lambda: replace(upload, delta=HUGE * delta),
@@ -84,9 +83,3 @@ def broken(kind: str, upload: Upload, num_clients: int, round_: int) -> Upload:
         "unknown_client": lambda: replace(upload, client=num_clients + upload.client),
     }
     return changes[kind]()
-
-
-def _with_first(delta: Tensor, value: float) -> Tensor:
-    delta = delta.clone()
-    delta[0] = value
-    return delta

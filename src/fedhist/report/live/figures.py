@@ -1,12 +1,8 @@
 """An evaluation as named numbers, the same for every tool that keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedhist.store.history import Evaluation, History
+from fedhist.store.history import Evaluation, History
 
 Seen = MutableMapping[tuple[str, int], int]
 """How many evaluations of each method and seed have been returned already."""

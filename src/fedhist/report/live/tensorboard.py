@@ -1,17 +1,13 @@
 """Evaluations as TensorBoard event files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhist.errors import FedHistError, InvalidInput
 from fedhist.report.live.figures import Seen, figures, fresh
-
-if TYPE_CHECKING:
-    from fedhist.store.history import History
+from fedhist.store.history import History
 
 
 class TensorBoard(AbstractContextManager["TensorBoard"]):
@@ -31,9 +27,8 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError:
-            raise InvalidInput(
-                "TensorBoard's files need its package; install it with: pip install 'fedhist[tensorboard]'."
-            ) from None
+            missing = "TensorBoard's files need its package"
+            raise InvalidInput(f"{missing}; install it with: pip install 'fedhist[tensorboard]'.") from None
         self.folder = Path(folder)
         self._make, self._writers = SummaryWriter, dict[str, Any]()
         self._seen: Seen = {}

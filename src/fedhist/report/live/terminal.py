@@ -1,25 +1,21 @@
 """Runs under way, on a terminal: how far they are, how fast, and what each method has reached."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedhist.report.live.figures import Seen, count, fresh
 from fedhist.report.table import mean, percent, spread
-
-if TYPE_CHECKING:
-    from fedhist.store.history import History
+from fedhist.store.history import History
 
 WINDOW = 30.0  # seconds over which the rate is taken
 
@@ -137,9 +133,8 @@ class Terminal:
         bar.add_row(ProgressBar(total=1.0, completed=self._share), f"{self._share:4.0%} {self._left}")
         by_method = self._facts()
         names = dict.fromkeys(name for facts in by_method.values() for name in facts)
-        table = Table("method", box=None, pad_edge=False, header_style="dim")
-        for name in names:
-            table.add_column(name, justify="right", no_wrap=True)
+        columns = (Column(name, justify="right", no_wrap=True) for name in names)
+        table = Table("method", *columns, box=None, pad_edge=False, header_style="dim")
         for method, facts in by_method.items():
             # Not the column but its cells are kept from wrapping, so that this is the column that gives way.
             short = Text(method, no_wrap=True, overflow="ellipsis")

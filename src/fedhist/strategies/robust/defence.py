@@ -52,9 +52,7 @@ class RobustAverage(Defence):
         """Return the update of the inner strategy; raise if it did not use the robust average."""
         update = super().forward(arrivals)
         called, self._called = self._called, False
-        require(
-            called,
-            f"{type(self).__name__} does nothing here: {type(self.inner).__name__}.forward() must take its mean with "
-            "self.combine() or self.average().",
-        )
+        own, inner = type(self).__name__, type(self.inner).__name__
+        must = f"{inner}.forward() must take its mean with self.combine() or self.average()."
+        require(called, f"{own} does nothing here: {must}")
         return update
