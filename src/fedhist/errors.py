@@ -37,7 +37,7 @@ class DivergedError(FedHistError, ArithmeticError):
 
 @contextmanager
 def exit_with_sentence() -> Iterator[None]:
-    """Let a program that meets bad input end with one sentence and exit code 2."""
+    """Turn an error of the user's into one sentence and exit code 2."""
     try:
         yield
     except FedHistError as error:

@@ -67,8 +67,8 @@ def option(
     compared
         Whether runs that differ in it are different experiments.
     """
-    told = {"help": help, "panel": panel, "default_text": default_text, "compared": compared}
-    return dataclasses.field(default=default, metadata={"option": told, "name": name})
+    about = {"help": help, "panel": panel, "default_text": default_text, "compared": compared}
+    return dataclasses.field(default=default, metadata={"option": about, "name": name})
 
 
 def part(kind: type, default: Any = None) -> Any:
@@ -121,7 +121,7 @@ def plain(value: object) -> Any:
 
 
 def unknown_option(of: str, name: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for an option that does not exist; one that was renamed is told."""
+    """Return the error for an option that does not exist; for one that was renamed it names the new name."""
     known = list(known)
     if RENAMED.get(name) in known:
         return InvalidInput(f"{of} has no option {name!r} any more; it is called {RENAMED[name]!r}.")

@@ -38,16 +38,19 @@ class NetworkOptions:
     ----------
     message_ttl
         Seconds a message and its reply are valid; longer than the slowest client works. By default Flower's 12 h.
-    poll_interval, refresh_interval
-        Seconds between looks for replies, and for nodes that came or went.
+    poll_interval
+        Seconds between looks for replies.
+    refresh_interval
+        Seconds between looks for nodes that came or went.
     max_round_wait
         Seconds after which a round closes with fewer than K uploads, if there is one at all. None always waits.
     packed
         Send models as a single array, far faster for models of many tensors; clients then need
         :func:`fedhist.flower.load` or :func:`~fedhist.flower.received`.
-    evaluate_every, fraction_evaluate
-        Rounds between evaluations on clients (0: none) and the share of the nodes that take part. Rounds do not wait
-        for them. The last round is always evaluated.
+    evaluate_every
+        Rounds between evaluations on clients; 0 is none. Rounds do not wait for them, and the last is always evaluated.
+    fraction_evaluate
+        The share of the nodes that take part in an evaluation.
     """
 
     message_ttl: float | None = None

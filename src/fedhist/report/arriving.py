@@ -44,7 +44,7 @@ def staleness(section: Section) -> Figure:
     if beyond > 0:
         summary += f" {'' if len(drawn) == 1 else 'Up to '}{100 * beyond:.1f} % lie beyond the right edge."
     if alike and len(methods) > 1:
-        summary += " The methods meet the same arrivals."
+        summary += " All methods have the same arrivals."
     n, k = first.setting.get("clients"), first.clients.shape[1]
     if n and not section.deployed and "concurrency" not in first.setting:
         summary += f" With all {n:,} clients at work and K = {k} the mean tends to N/K = {n / k:.1f}."

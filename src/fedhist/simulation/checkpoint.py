@@ -109,8 +109,8 @@ def taken(members: Mapping[int, int], kind: str, round_: int, runs: Sequence[Run
     """Return the state of some runs after a round; its tensors are those of the runs, not copies."""
     facts, tensors = [], []
     for run, state in zip(runs, source.state(), strict=True):
-        own, told = run.server.state()
-        facts.append({**told, "left": run.left})
+        own, about = run.server.state()
+        facts.append({**about, "left": run.left})
         tensors.append({**own, **{f"source.{name}": value for name, value in state.items()}})
     seconds = max(run.server.history.wall_seconds for run in runs)
     return Saved(dict(members), kind, round_, seconds, facts, tensors)
@@ -119,9 +119,9 @@ def taken(members: Mapping[int, int], kind: str, round_: int, runs: Sequence[Run
 def put_back(saved: Saved, runs: Sequence[Run], source: Simulated) -> None:
     """Restore some runs to where they were."""
     try:
-        for run, told, tensors in zip(runs, saved.facts, saved.tensors, strict=True):
-            run.server.restore(tensors, told)
-            run.left = bool(told["left"])
+        for run, facts, tensors in zip(runs, saved.facts, saved.tensors, strict=True):
+            run.server.restore(tensors, facts)
+            run.left = bool(facts["left"])
             run.server.history.wall_seconds = saved.wall_seconds
         prefix = "source."
         source.restore(
@@ -191,22 +191,22 @@ class Checkpoints:
         return next((state for state in self.found() if (state.members, state.kind) == (members, kind)), None)
 
     def _read(self, file: Path) -> Saved:
-        tensors, told = snapshot.read(file, KIND)
+        tensors, stored = snapshot.read(file, KIND)
         try:
-            by_run: list[dict[str, Tensor]] = [{} for _ in told["facts"]]
+            by_run: list[dict[str, Tensor]] = [{} for _ in stored["facts"]]
             for name, tensor in tensors.items():
                 place, _, rest = name.partition(".")
                 by_run[int(place)][rest] = tensor
-            descriptions, members = told.pop("described"), {int(i): int(d) for i, d in told.pop("members")}
-            state = Saved(members=members, tensors=by_run, **told)
-            for i, stored in zip(members, descriptions, strict=True):
+            descriptions, members = stored.pop("described"), {int(i): int(d) for i, d in stored.pop("members")}
+            state = Saved(members=members, tensors=by_run, **stored)
+            for i, description in zip(members, descriptions, strict=True):
                 if i >= len(self.trials):
                     raise FedHistError(f"{file} holds a run that is not among these {len(self.trials)}.")
                 for name, value in self._described(i).items():
-                    if stored.get(name) != value:
+                    if description.get(name) != value:
                         raise FedHistError(
-                            f"{file} holds another run: {name} is {brief(stored.get(name))} there and {brief(value)} "
-                            "here; use another folder."
+                            f"{file} holds another run: {name} is {brief(description.get(name))} there and "
+                            f"{brief(value)} here; use another folder."
                         )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise FedHistError(f"{file} is damaged: {error!r}.") from error
@@ -239,10 +239,10 @@ class Checkpoints:
 
     def _written(self, file: Path, state: Saved) -> bool:
         tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
-        told = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
-        told |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
+        facts = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
+        facts |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
         try:
-            snapshot.write(file, KIND, tensors, told)
+            snapshot.write(file, KIND, tensors, facts)
         except OSError as error:
             if not self._failing:  # once is enough, until it has worked again
                 kept = "the one before is still there" if file.exists() else "there is none before it"

@@ -85,7 +85,7 @@ def _without_task(trial: Trial) -> dict[str, Any]:
 def _piece(
     run: Callable[..., list[History]], tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str
 ) -> tuple[Sequence[History], DivergedError | None]:
-    """Run some trials, on a worker; return also what is to be said if all of them diverge."""
+    """Run some trials, on a worker; return their histories, and the error if all of them diverged."""
     import ray  # noqa: PLC0415
 
     known = {ref: ray.get(ref) for ref in tasks}  # one object for each task, so that trials share its data

@@ -45,8 +45,8 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
 
     The options are those of :class:`Trial` and of :func:`simulate_many`.
     """
-    told, how = _divided("simulate", options)
-    return simulate_many([Trial(strategy, task, **told)], **how)[0]
+    about, how = _divided("simulate", options)
+    return simulate_many([Trial(strategy, task, **about)], **how)[0]
 
 
 def compare(
@@ -59,9 +59,9 @@ def compare(
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
 
-    All methods of one seed meet the same clients in the same order with the same batches, and start from
-    the same model. What a method meets does not depend on the methods beside it. The other options are those of
-    :class:`Trial` and of :func:`simulate_many`.
+    For each seed all methods have the same clients, arrivals and batches, and start from the same model; a method's
+    result does not depend on the methods beside it. The other options are those of :class:`Trial` and of
+    :func:`simulate_many`.
 
     Parameters
     ----------
@@ -81,10 +81,10 @@ def compare(
     require(len(chosen) > 0, "methods must name at least one method.")
     for name in (names := [method.name for method in chosen]):
         require(names.count(name) == 1, f"methods names {name} twice.")
-    told, how = _divided("compare", options, without=("seed",))
+    about, how = _divided("compare", options, without=("seed",))
     tasks = _tasks(task, seeds)
     trials = [
-        Trial(method, own, seed=seed, record=_folder(record, method.name, seed), **told)
+        Trial(method, own, seed=seed, record=_folder(record, method.name, seed), **about)
         for method in chosen
         for seed, own in tasks.items()
     ]
@@ -367,7 +367,7 @@ class _Wave:
 def _divided(
     function: str, options: Mapping[str, Any], without: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options that tell a trial what it is, and those that tell how to carry it out."""
+    """Return the options of a trial, and those of how to carry it out."""
     trial, how = _names(Trial, ("strategy", "task", *without)), _names(simulate_many, ("trials",))
     for name in options:
         if name not in (*trial, *how):

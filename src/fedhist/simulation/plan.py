@@ -168,7 +168,7 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
 
 
 def memory_needed(plans: Sequence[Plan], device: torch.device) -> list[dict[str, int]]:
-    """Return the bytes that each run takes, by what for; its task's data, which others share, are not counted."""
+    """Return the bytes that each run takes, by purpose; its task's data, which others share, are not counted."""
     measured: dict[tuple[object, ...], int] = {}
     needs = []
     for each in plans:

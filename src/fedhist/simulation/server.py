@@ -34,7 +34,7 @@ class Server:
     Parameters
     ----------
     options
-        What the server is told.
+        The server's options.
     model
         ``(P,)``: the first version, which the server's own memory becomes.
     num_clients, rounds
@@ -150,7 +150,7 @@ class Server:
             self.diverge(self.round, f"the model became NaN or infinite in round {self.round}")
 
     def diverge(self, round_: int, what: str, hint: str | None = None) -> None:
-        """End this run; those beside it go on."""
+        """End this run; those beside it continue."""
         if self.diverged is None:
             self.diverged = DivergedError(f"{self._name}: {what}; {hint or self._hint}.")
             time = float(self._rows["arrived"][min(round_, self.round) - 1, -1]) if self.round else 0.0

@@ -1,4 +1,4 @@
-"""What one run is told: the only list of options, from which commands, files, checkpoints and reports take theirs.
+"""The description of a run: the only list of options, from which commands, files, checkpoints and reports take theirs.
 
 Imports nothing heavy, since ``fedhist run --help`` is built from it.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @documented
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ServerOptions:
-    """What every server is told, simulated or deployed.
+    """Options of every server, simulated or deployed.
 
     `strategy` is a strategy, which is copied and not changed, or a method's name such as "fedhist" or "moon".
     """
@@ -44,7 +44,9 @@ class ServerOptions:
         "Faults",
     )
     max_norm_ratio: float = option(
-        1000.0, "How many times as long as usual an upload may be; up to ten times the model's length it may.", "Faults"
+        1000.0,
+        "How many times as long as usual an upload may be; up to ten times the model's length is always accepted.",
+        "Faults",
     )
     record: Path | None = option(None, "Keep all uploads in this folder, for `fedhist replay`.", "Run", compared=False)
     record_dtype: str | None = option(
@@ -161,19 +163,19 @@ class Trial(ServerOptions):
         return recorded_schedule(given, self.task.num_clients, self.k, self.rounds)
 
     def described(self) -> dict[str, Any]:
-        """Return everything this run is told, as plain values: two runs that differ do so here."""
+        """Return all options of this run and facts about its task as plain values: two runs that differ do so here."""
         from fedhist.store.arrays import checksum  # noqa: PLC0415
 
         task, layout = self.task, self.task.layout
-        told = values_of(self)
+        options = values_of(self)
         if self.schedule is not None:
             arrivals = self.schedule
-            told["schedule"] = checksum(arrivals.clients, arrivals.staleness, arrivals.arrived)
-            del told["speeds"]
+            options["schedule"] = checksum(arrivals.clients, arrivals.staleness, arrivals.arrived)
+            del options["speeds"]
         return {
             **{name: plain(value) for name, value in task.about.items()},
             "clients": task.num_clients,
-            **told,
+            **options,
             "objective": plain(self.method.objective),
             "parameters": layout.size,
             "bytes_per_upload": layout.size * layout.dtype.itemsize,

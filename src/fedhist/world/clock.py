@@ -1,7 +1,7 @@
 """A discrete-event clock: who arrives in which round, how stale, and when.
 
 Who arrives when does not depend on what is learned, as long as every upload is accepted. So a whole schedule can be
-computed before any training; the same clock goes on arrival by arrival once an upload is rejected.
+computed before any training; the same clock works arrival by arrival once an upload is rejected.
 """
 
 from collections.abc import Mapping, Sequence

@@ -38,7 +38,7 @@ class Simulated(Source, Protocol):
     def look(self) -> dict[int, int]:
         """Bring home what happened since the last look; return the servers that met a bad upload, and in which round.
 
-        They cannot go on here, where rounds are closed before uploads are looked at.
+        They have to leave, since here rounds are closed before uploads are screened.
         """
 
     def evaluate(self) -> list[Score]:

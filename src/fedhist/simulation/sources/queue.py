@@ -50,7 +50,7 @@ class Queue:
                 line.closed()
 
     def look(self) -> dict[int, int]:
-        """Return the runs that cannot go on here: none, since uploads are screened before a round closes."""
+        """Return the runs that have to leave: none, since uploads are screened before a round closes."""
         return {}
 
     def evaluate(self) -> list[Score]:
