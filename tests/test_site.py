@@ -95,7 +95,7 @@ def test_reference_is_complete_without_the_site(monkeypatch: pytest.MonkeyPatch)
     for name in all_options():
         assert f"| `{name}` | `--{name.replace('_', '-')}` |" in reference.settings(), name
     assert "| `lr` | `--lr` | what suits the data set |" in reference.settings()
-    assert '| `speeds` | `"lognormal"` | How long clients take' in reference.trial_options()
+    assert '| `speeds` | `"lognormal"` | How long clients take' in reference.fields_of(Trial)
     assert "| `alpha` | `0.1` | `α` in Eq. 7" in reference.methods()
     assert "| `nan` | `0.0` | One value is NaN. |" in reference.faults()
     pages = [*ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]

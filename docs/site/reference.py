@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import json
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fedhist
+from fedhist.clients.local import LocalSGD
 from fedhist.command.settings import all_options
 from fedhist.options import options_of
 from fedhist.simulation.methods import DEFENCES, METHODS
@@ -47,14 +47,15 @@ def settings() -> str:
     return "\n".join(f"### {panel}\n\n{table(head, rows)}" for panel, rows in panels.items())
 
 
-def trial_options() -> str:
-    """Return the options of a trial, which :func:`fedhist.simulate` and :func:`fedhist.compare` take as well."""
-    known, rows = options_of(Trial), []
-    for field in dataclasses.fields(Trial):
-        if field.name in known and known[field.name].part is None:
-            each = known[field.name]
-            rows.append([f"`{field.name}`", value(each.default, each.default_text), each.help])
+def fields_of(kind: type) -> str:
+    """Return the options that a dataclass declares, such as a trial's, which simulate() and compare() take as well."""
+    own = {each.field: each for each in options_of(kind).values() if each.part is None}
+    rows = [[f"`{name}`", value(each.default, each.default_text), each.help] for name, each in own.items()]
     return table(["option", "default", "meaning"], rows)
+
+
+DECLARING = {"Trial": Trial, "LocalSGD": LocalSGD}
+"""Classes whose docstrings list their options only once they are imported."""
 
 
 def options(make: Callable[..., Any]) -> list[list[str]]:
@@ -203,8 +204,8 @@ def api() -> str:
         parts.append(f"## {title}\n")
         for name in names:
             parts += [directive(name), *([signature(name)] if name in WITH_OPTIONS else [])]
-            if name == "Trial":
-                parts.append(trial_options())
+            if name in DECLARING:
+                parts.append(fields_of(DECLARING[name]))
     parts += ["## On a network\n", *(directive(f"flower.{name}") for name in NETWORK)]
     return "\n".join(parts)
 
