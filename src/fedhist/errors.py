@@ -77,11 +77,13 @@ def require(condition: bool, message: str) -> None:
 
 def whole(name: str, value: object, least: int | None = None) -> int:
     """Return `value` as an int, or raise unless it is a whole number of at least `least`."""
-    fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    require(fits, f"{name} must be a whole number, got {brief(value)}.")
-    result: int = int(value)  # type: ignore[call-overload]
-    require(least is None or result >= least, f"{name} must be at least {least}, got {brief(result)}.")
-    require(abs(result) < INT64_END, f"{name} must be less than 2^63, got {brief(result)}.")
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise InvalidInput(f"{name} must be a whole number, got {brief(value)}.")
+    result = int(value)
+    if least is not None and result < least:
+        raise InvalidInput(f"{name} must be at least {least}, got {brief(result)}.")
+    if abs(result) >= INT64_END:
+        raise InvalidInput(f"{name} must be less than 2^63, got {brief(result)}.")
     return result
 
 
@@ -91,12 +93,13 @@ def number(name: str, value: object, low: float | None = None, high: float | Non
         usable = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer too large for a float
         usable = False
-    require(usable, f"{name} must be a number, got {brief(value)}.")
+    if not usable:
+        raise InvalidInput(f"{name} must be a number, got {brief(value)}.")
     result = float(value)  # type: ignore[arg-type]
-    if low is not None and high is not None:
-        require(low <= result <= high, f"{name} must lie in [{low:g}, {high:g}], got {value}.")
-    elif low == 0:
-        require(result >= 0, f"{name} must not be negative, got {value}.")
+    if low is not None and high is not None and not low <= result <= high:
+        raise InvalidInput(f"{name} must lie in [{low:g}, {high:g}], got {value}.")
+    if low == 0 and result < 0:
+        raise InvalidInput(f"{name} must not be negative, got {value}.")
     return result
 
 
@@ -116,12 +119,14 @@ def rate(name: str, value: object) -> float:
 
 def flag(name: str, value: object) -> bool:
     """Return `value`, or raise unless it is True or False."""
-    require(isinstance(value, bool), f"{name} must be True or False, got {brief(value)}.")
-    return bool(value)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} must be True or False, got {brief(value)}.")
+    return value
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return `value`, or raise unless it is one of `choices`."""
-    listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-    require(value in choices, f"{name} must be {listed}, got {brief(value)}.")
+    if value not in choices:
+        listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+        raise InvalidInput(f"{name} must be {listed}, got {brief(value)}.")
     return str(value)

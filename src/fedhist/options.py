@@ -8,9 +8,10 @@ import hashlib
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedhist.errors import InvalidInput, brief, require, unknown
 
@@ -76,6 +77,7 @@ def part(kind: type, default: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={"part": kind})
 
 
+@cache
 def options_of(kind: Any) -> dict[str, Option]:
     """Return all options of a dataclass by their names, those of its parts included."""
     found: dict[str, Option] = {}
@@ -93,7 +95,8 @@ def options_of(kind: Any) -> dict[str, Option]:
 
 def documented(kind: type[T]) -> type[T]:
     """List the options of a dataclass in its docstring."""
-    lines = [f"{each.field}\n    {each.help}" for each in options_of(kind).values() if each.part is None]
+    known = options_of(cast(Hashable, kind)).values()
+    lines = [f"{each.field}\n    {each.help}" for each in known if each.part is None]
     kind.__doc__ = "\n".join([inspect.getdoc(kind) or "", "", "Parameters", "----------", *lines, ""])
     return kind
 
@@ -101,7 +104,7 @@ def documented(kind: type[T]) -> type[T]:
 def values_of(thing: Any) -> dict[str, Any]:
     """Return the values of all options of an object by their names, as files can hold them."""
     values: dict[str, Any] = {}
-    for name, each in options_of(type(thing)).items():
+    for name, each in options_of(cast(Hashable, type(thing))).items():
         owner = thing if each.part is None else getattr(thing, each.part)
         values[name] = plain(getattr(owner, each.field, None))
     return values
@@ -147,9 +150,8 @@ def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
     try:
         options = tomllib.loads(f"options = {{{quoted}}}")["options"]
     except (ValueError, RecursionError):
-        raise InvalidInput(
-            f"{kind} {brief(spec)} cannot be read; write name:key=value,key=value, such as fedhist:ina=false."
-        ) from None
+        form = "nan=0.01,dropped=0.1" if kind == "faults" else "name:key=value,key=value, such as fedhist:ina=false"
+        raise InvalidInput(f"{kind} {brief(spec)} cannot be read; write {form}.") from None
     return {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 
 

@@ -8,15 +8,17 @@ import zlib
 
 import numpy as np
 
-from fedhist.errors import require, whole
+from fedhist.errors import InvalidInput, whole
 
 
 class Stream:
     """One named stream of a seed, such as "split", "schedule", "batches" or "init"."""
 
     def __init__(self, seed: int, name: str) -> None:
-        seed = whole("seed", seed)
-        require(0 <= seed < 2**63, f"seed must lie between 0 and 2^63 - 1, got {seed}.")
+        if type(seed) is not int:
+            seed = whole("seed", seed)
+        if not 0 <= seed < 2**63:
+            raise InvalidInput(f"seed must lie between 0 and 2^63 - 1, got {seed}.")
         self._bits = np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], dtype=np.uint64))
         self._generator = np.random.Generator(self._bits)
         self._state = self._bits.state

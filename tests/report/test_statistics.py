@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhist.report.statistics import difference, half_width, holm, paired, rank_correlation, tier_shares
+from fedhist.report.statistics import half_width, holm, paired, rank_correlation, tier_shares
 
 A = {0: 5.0, 1: 7.0, 2: 6.0, 9: 100.0}
 B = {0: 4.0, 1: 5.0, 2: 3.0, 8: 0.0}
@@ -30,8 +30,10 @@ def test_differences_without_noise() -> None:
     assert (same.p, apart.p) == (1.0, 0.0)
     rounded = paired({0: 0.3, 1: 0.2}, {0: 0.2, 1: 0.1})  # 0.3 - 0.2 is not 0.2 - 0.1 in floating point
     assert rounded is not None and (rounded.p, rounded.half) == (0.0, 0.0)
-    assert difference(A, B) == (pytest.approx(2.0), pytest.approx(4.302653 / 3**0.5))
-    assert difference({0: 1.0}, B) is None
+    other = paired(A, B)
+    assert other is not None
+    assert (other.mean, other.half) == (pytest.approx(2.0), pytest.approx(4.302653 / 3**0.5))
+    assert paired({0: 1.0}, B) is None
 
 
 def test_wilcoxon_from_six_pairs_on() -> None:

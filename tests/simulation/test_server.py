@@ -85,7 +85,7 @@ def test_a_round_of_mostly_bad_uploads_ends_the_run(norms: list[float], attacker
     assert verdict.fine == all(norm == 1.0 for norm in norms)
     assert (own.diverged is not None) == ends == own.history.diverged
     if ends:
-        assert "in round 1 6 of 10 uploads are bad" in str(own.diverged)
+        assert "6 of 10 uploads in round 1 are bad" in str(own.diverged)
 
 
 def test_few_bad_uploads_are_an_accident_however_few_there_are() -> None:

@@ -140,8 +140,14 @@ class ThreadedTrainer(Trainer):
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
-        makers = [self._maker(job.task, job.seed, self._native and supports(job.objective)) for job in jobs]
-        return [self._pool.submit(self._train, *each) for each in zip(makers, jobs, rows, strict=True)]
+        makers: dict[tuple[int, int, int], MakeWorker] = {}
+        futures = []
+        for job, row in zip(jobs, rows, strict=True):
+            alike = id(job.task), job.seed, id(job.objective)
+            if alike not in makers:
+                makers[alike] = self._maker(job.task, job.seed, self._native and supports(job.objective))
+            futures.append(self._pool.submit(self._train, makers[alike], job, row))
+        return futures
 
     def _train(self, make: MakeWorker, job: Job, row: Tensor) -> None:
         self._worker(make).train(job, row)

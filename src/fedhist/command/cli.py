@@ -148,9 +148,10 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
 
 def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
     """Run the settings of a folder and show the progress."""
-    from fedhist.command.experiment import methods_of, run_experiment  # noqa: PLC0415
+    from fedhist.command.experiment import run_experiment  # noqa: PLC0415
     from fedhist.report.live import TensorBoard  # noqa: PLC0415
     from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
+    from fedhist.simulation.methods import METHODS  # noqa: PLC0415
 
     settings, noted = folder.settings, set[str]()
 
@@ -162,12 +163,14 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
     fedprox = any(name == "all" or name.startswith("fedprox") for name in settings["strategy"])
     if fedprox and settings["local_steps"] == 1 and settings["epochs"] is None:
         note("with one local step FedProx is FedAvg; its pull is zero until the second.")
-    trials = len(methods_of(settings)) * settings["seeds"]
+    methods = sum(len(METHODS) if name == "all" else 1 for name in settings["strategy"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
-        terminal = Terminal(settings["rounds"], trials, stderr, quiet=quiet, at_once=settings["engine"] == "ray")
+        terminal = Terminal(
+            settings["rounds"], methods * settings["seeds"], stderr, quiet=quiet, at_once=settings["engine"] == "ray"
+        )
         hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
         if tensorboard or folder.tensorboard.is_dir():
             hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))

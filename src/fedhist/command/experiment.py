@@ -8,8 +8,9 @@ from fedhist.command.settings import Settings
 from fedhist.data import Task, load_task, partition
 from fedhist.data.datasets import Progress, learning_rate
 from fedhist.errors import choice, number, positive, require
-from fedhist.simulation.engine import OnRound, compare
+from fedhist.simulation.engine import compare
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
+from fedhist.simulation.wave import OnRound
 from fedhist.store.history import Comparison, run_name
 from fedhist.strategies import Private
 from fedhist.world.speeds import SlowGroup, as_speeds
@@ -18,9 +19,11 @@ MOST_SEEDS = 10_000
 """Number of seeds beyond which a typing error is assumed."""
 
 
-def completed(settings: Settings) -> Settings:
-    """Return the settings with the learning rate that suits the data set, unless one was given."""
-    return settings if "lr" in settings.given else settings.having(lr=learning_rate(settings["dataset"]))
+def completed(settings: Settings, **more: Any) -> Settings:
+    """Return the settings with some others, and with the learning rate that suits the data set unless one was given."""
+    if "lr" not in settings.given:
+        more["lr"] = learning_rate(settings["dataset"])
+    return settings.having(**more) if more else settings
 
 
 def run_experiment(

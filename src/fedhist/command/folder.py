@@ -44,13 +44,13 @@ class RunFolder:
                 path = base.with_name(f"{base.name}-{count}")
         # It may be resumed from elsewhere, and run again with a version that has other defaults.
         files = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
-        settings = completed(settings).having(**files)
+        settings = completed(settings, **files)
         with _writing(path):
             path = path.resolve()
-            shown = from_here(path)
+            relative = from_here(path)
             begun, free = (path / CHECKPOINT).is_dir(), not path.exists() or (path.is_dir() and not any(path.iterdir()))
-            require(not begun, f"out={shown} is unfinished; resume it with: fedhist resume {shown}")
-            require(free, f"out={shown} exists already; choose another folder.")
+            require(not begun, f"out={relative} is unfinished; resume it with: fedhist resume {relative}")
+            require(free, f"out={relative} exists already; choose another folder.")
             folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
             try:
                 folder.checkpoint.mkdir(parents=True)
@@ -67,24 +67,24 @@ class RunFolder:
         """Open the folder of a run that was stopped; None if the run is finished."""
         require(path.is_dir(), f"{path} is not the folder of a run.")
         path = path.resolve()
-        shown, begun, config = from_here(path), path / CHECKPOINT / BEGUN, path / CONFIG
-        require(config.is_file(), f"{shown} holds no {CONFIG}, so there is nothing to resume.")
+        relative, begun, config = from_here(path), path / CHECKPOINT / BEGUN, path / CONFIG
+        require(config.is_file(), f"{relative} holds no {CONFIG}, so there is nothing to resume.")
         if not begun.parent.is_dir():
             return None
         try:
             stored = parse_json(read_text(begun))
             command, version = stored["command"], stored["fedhist"]
         except FileNotFoundError:
-            raise InvalidInput(f"{shown} was stopped before it began; delete it and start again.") from None
+            raise InvalidInput(f"{relative} was stopped before it began; delete it and start again.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
         require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {command!r}.")
         if version != __version__:
-            begun_with = f"{shown} was begun with fedhist {version}"
+            begun_with = f"{relative} was begun with fedhist {version}"
             raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
         folder = cls(path, command, Settings.read(config), None)
         fits = folder.settings["engine"] == "local" or not folder.saved
-        require(fits, f"{shown} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
+        require(fits, f"{relative} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
         return folder
 
     @property

@@ -6,7 +6,7 @@ Imports nothing heavy: ``fedhist --help`` is built from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Experiment:
     slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "Speeds")
     clip: float | None = option(None, "Longest upload; with noise_multiplier, differential privacy.", "Privacy")
     noise_multiplier: float | None = option(None, "Noise in multiples of the clip; 0 only clips.", "Privacy")
-    noise: str = option("upload", "Where noise is added: upload or sum.", "Privacy")
+    noise: str = option("upload", "Where noise is added: upload, sum or client.", "Privacy")
     delta: float = option(1e-5, "Delta at which epsilon is reported.", "Privacy")
     seeds: int = option(1, "Number of seeds, counted from `seed`.", "Run")
     record: bool = option(False, "Keep all uploads, for `fedhist replay`.", "Run")
@@ -57,7 +57,7 @@ def all_options() -> dict[str, Option]:
     return options_of(Experiment) | trial_options()
 
 
-class Settings(Mapping[str, Any]):
+class Settings(dict[str, Any]):
     """The values of all settings: those that were given, and defaults for the others."""
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
@@ -67,18 +67,11 @@ class Settings(Mapping[str, Any]):
             if name not in options:
                 raise unknown_option("fedhist", name, options)
             self.given[name] = _checked(options[name], value)
-        self._values = {name: _default(each) for name, each in options.items()} | self.given
-        both = f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}"
-        require(not {"epochs", "local_steps"} <= self.given.keys(), f"{both}: give one of the two.")
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        defaults = {name: None if each.default_text else each.default for name, each in options.items()}
+        super().__init__(defaults | {"strategy": [defaults["strategy"]]} | self.given)
+        if {"epochs", "local_steps"} <= self.given.keys():
+            both = f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}"
+            raise InvalidInput(f"{both}: give one of the two.")
 
     def having(self, **values: Any) -> Settings:
         """Return these settings with some others."""
@@ -119,12 +112,6 @@ class Settings(Mapping[str, Any]):
         lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items() if v is not None]
         with whole_file(path) as part:
             part.write_text("".join(lines), encoding="utf-8")
-
-
-def _default(each: Option) -> Any:
-    if each.name == "strategy":
-        return [each.default]
-    return None if each.default_text is not None else each.default
 
 
 def _checked(each: Option, value: Any) -> Any:

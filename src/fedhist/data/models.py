@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhist.errors import require
+from fedhist.errors import InvalidInput
 
 
 class LeNet(nn.Module):
@@ -15,7 +15,8 @@ class LeNet(nn.Module):
 
     def __init__(self, channels: int = 3, size: int = 32, classes: int = 10) -> None:
         super().__init__()
-        require(size >= 8, f"size must be at least 8 pixels, got {size}.")
+        if size < 8:
+            raise InvalidInput(f"size must be at least 8 pixels, got {size}.")
         pad1, pad2 = (2 if size < 32 else 0), (2 if size < 20 else 0)
         side = ((size + 2 * pad1 - 4) // 2 + 2 * pad2 - 4) // 2
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=pad1)

@@ -70,6 +70,8 @@ class Task:
         """How the data were divided, where that is known: runs that differ here are different experiments."""
         self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
         self.examples, self.offsets = _join(clients, len(x))
+        self.num_clients = len(self.offsets) - 1
+        """The number of clients N."""
         self._copies: dict[tuple[Tensor, torch.device], Tensor] = {}
         self._relabelled: list[Self] = []
 
@@ -84,11 +86,6 @@ class Task:
         fits = largest < self.num_classes
         require(fits, f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.")
         self.seed_matters = not isinstance(model, nn.Module) and self._differs_by_seed(probe)
-
-    @property
-    def num_clients(self) -> int:
-        """The number of clients N."""
-        return len(self.offsets) - 1
 
     @property
     def sizes(self) -> NDArray[np.int64]:

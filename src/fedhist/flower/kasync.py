@@ -24,7 +24,8 @@ from fedhist.flower.exchange import Exchange
 from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
-from fedhist.options import option, values_of
+from fedhist.options import option, options_of, values_of
+from fedhist.simulation.checkpoint import NOT_DESCRIBED
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
@@ -123,8 +124,8 @@ class KAsync(ServerOptions, NetworkOptions):
     ) -> Result:
         """Run the rounds. Arguments and result are those of Flower's strategies.
 
-        `timeout` is for how many seconds a single node may be silent before it is given up and sent work anew; it
-        must be longer than the slowest client works. A node that was given up is waited for twice as long.
+        `timeout` is how many seconds a single node may be silent before it counts as failed and is sent work again; it
+        must be longer than the slowest client works. A node that failed so gets twice the timeout.
         `evaluate_fn` works in a thread of its own, before the first round and after each, beside the rounds.
         """
         whole("num_rounds", num_rounds, 1)
@@ -260,7 +261,8 @@ class Session:
         options, wire = self.options, self.wire
         return {
             "method": options.method.name,
-            **{name: getattr(options, name) for name in ("k", "num_clients", "server_lr")},
+            "num_clients": options.num_clients,
+            **{name: values_of(options)[name] for name in options_of(ServerOptions) if name not in NOT_DESCRIBED},
             "entries": [[name, kind, list(shape)] for name, (kind, shape) in wire.shapes.items()],
             "trained": wire.trained,
         }

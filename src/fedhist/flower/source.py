@@ -110,7 +110,7 @@ class Network:
         return float(self.options.clock.monotonic()) - self._origin
 
     def begin(self, elapsed: float = 0.0) -> None:
-        """Open the next round, so many seconds after the first start."""
+        """Open the next round, `elapsed` seconds after the first start."""
         self._origin = self.options.clock.monotonic() - elapsed
         self.exchange.version, self.exchange.opened = self.server.round + 1, self.now
         self._publish()

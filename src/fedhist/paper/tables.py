@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, TUNED, Cell
-from fedhist.report.statistics import difference
+from fedhist.report.statistics import paired
 
 Results = Mapping[Cell, Mapping[str, Any]]
 
@@ -65,8 +65,8 @@ def mean_and_spread(values: Iterable[float], digits: int = 1) -> str:
 
 def _gap(a: Mapping[int, float], b: Mapping[int, float]) -> str:
     """Return the mean of a - b with its 95 % interval; nothing for a method and itself, and for a single seed."""
-    gap = None if a is b else difference(a, b)
-    return "" if gap is None else f"{gap[0]:+z.1f} ± {gap[1]:.1f}"
+    gap = None if a is b else paired(a, b)
+    return "" if gap is None else f"{gap.mean:+z.1f} ± {gap.half:.1f}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

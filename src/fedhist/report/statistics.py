@@ -47,12 +47,6 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     return Paired(float(gaps.mean()), half, p, wilcoxon, len(gaps))
 
 
-def difference(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float] | None:
-    """Return the mean of a - b over common seeds and the half-width of its 95 % interval (paired t)."""
-    found = paired(a, b)
-    return None if found is None else (found.mean, found.half)
-
-
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm, 1979), in the same order."""
     adjusted, least = [0.0] * len(values), 0.0

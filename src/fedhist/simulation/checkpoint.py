@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,17 +98,13 @@ class Saved:
         """The name of the file for these runs."""
         return f"runs-{self.kind}-{min(self.members):05d}.safetensors"
 
-    def only(self, number: int, kind: str) -> Self:
-        """Return one of the runs, to be carried out in another way."""
-        place = list(self.members).index(number)
-        members = {number: self.members[number]}
-        return replace(self, members=members, kind=kind, facts=[self.facts[place]], tensors=[self.tensors[place]])
 
-
-def taken(members: Mapping[int, int], kind: str, round_: int, runs: Sequence[Run], source: Simulated) -> Saved:
-    """Return the state of some runs after a round; its tensors are those of the runs, not copies."""
+def taken(
+    members: Mapping[int, int], kind: str, round_: int, runs: Sequence[Run], states: Sequence[Mapping[str, Tensor]]
+) -> Saved:
+    """Return the state of some runs and of their sources after a round; tensors are not copied."""
     facts, tensors = [], []
-    for run, state in zip(runs, source.state(), strict=True):
+    for run, state in zip(runs, states, strict=True):
         own, about = run.server.state()
         facts.append({**about, "left": run.left})
         tensors.append({**own, **{f"source.{name}": value for name, value in state.items()}})
@@ -176,7 +172,7 @@ class Checkpoints:
             raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the lock on the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -232,6 +228,7 @@ class Checkpoints:
         """Save a state; if its file cannot be written, warn and keep it in memory."""
         started = time.perf_counter()
         if self.folder is None or not self._written(self.folder / state.file, state):
+            self._kept.pop(state.file, None)  # two at a time may not fit
             copies = [{name: t.detach().to("cpu", copy=True) for name, t in each.items()} for each in state.tensors]
             self._kept[state.file] = replace(state, tensors=copies)
         self._last = time.perf_counter()

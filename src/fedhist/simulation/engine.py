@@ -1,8 +1,7 @@
-"""The loop over rounds: a source delivers, the servers close, the histories keep."""
+"""From trials to histories: which run together, on which device, and what is resumed."""
 
 import contextlib
 import inspect
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,17 @@ from fedhist.options import unknown_option
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
     Checkpoints,
-    Interrupted,
     Saved,
-    asked_to_stop,
-    put_back,
-    taken,
 )
 from fedhist.simulation.methods import Method, as_method
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
 from fedhist.simulation.run import Run, recording_of
-from fedhist.simulation.server import Server
-from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
+from fedhist.simulation.wave import OnRound, Rewind, Wave
 from fedhist.store.history import Comparison, History, run_name
-from fedhist.store.recording import Tape, check_room
+from fedhist.store.recording import check_room
 from fedhist.strategies import Strategy
 
-OnRound = Callable[[int, Sequence[History]], None]
-"""Called after every round with its number and the histories, so far, of the runs that take it together.
-
-Runs that are resumed from a checkpoint are passed once before, with the last round that was done.
-"""
 ENGINES = ("local", "ray")
 
 
@@ -127,11 +116,10 @@ def simulate_many(
 ) -> list[History]:
     """Run many trials, side by side where possible, and return their histories in the same order.
 
-    Trials may differ in everything. Those with the same number of rounds between the same evaluations take
-    their rounds together; on a GPU, those that also share data, model, objective and local work (whatever
-    their methods, seeds, splits, N, K or learning rates) train all their clients as one batch. The others
-    follow one after the other, and so do those for which memory does not suffice. A trial that diverges does
-    not stop the others: its history ends there. Where all have diverged, that is an error.
+    Trials may differ in everything. Those with the same rounds and evaluations take their rounds together; on a GPU,
+    those that also share data, model, objective and local work but for the learning rate train all their clients as
+    one batch. The others, and those for which memory does not suffice, follow one after the other. The history of a
+    trial that diverges ends there; where all diverge, that is an error.
 
     Parameters
     ----------
@@ -142,9 +130,8 @@ def simulate_many(
     engine
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
-        Called after every round with its number and the histories, so far, of the trials that take it
-        together; with Ray, once for every piece of work that is done. Trials that are resumed, or were finished
-        before, are passed once at the beginning, with the last round that was done.
+        Called after every round with its number and the histories, so far, of the trials that take it together;
+        with Ray, once for each piece of work. Trials that are resumed are passed once before, with their last round.
     checkpoint
         A folder in which to save the runs while they are under way; if it holds a run, that is resumed, with the
         same result to the bit as if it had never been stopped. Ctrl-C then saves before it stops.
@@ -172,14 +159,6 @@ def simulate_many(
         return _Engine(plan(trials, trainer, devices[0]), devices, on_round, saved).run()
 
 
-class _Rewind(Exception):
-    """Runs met bad uploads in rounds that were closed already; the rounds before them are taken again."""
-
-    def __init__(self, leaving: Mapping[int, int], round_: int) -> None:
-        super().__init__()
-        self.leaving, self.round = leaving, round_
-
-
 class _Engine:
     """Carries out plans, in waves of those that fit together."""
 
@@ -188,6 +167,8 @@ class _Engine:
     ) -> None:
         self.plans, self.devices, self.on_round, self.saved = plans, devices, on_round, saved
         self.done: dict[int, tuple[History, DivergedError | None]] = {}
+        self.reported: dict[int, int] = {}
+        """The last round for which `on_round` was called, of runs that have left their batch."""
 
     def run(self) -> list[History]:
         """Return the histories of all runs."""
@@ -198,10 +179,10 @@ class _Engine:
             for members, before in self._waves(numbers):
                 self._take(self.plans[numbers[0]], members, before)
         for i, each in enumerate(self.plans):
-            if i not in self.done:  # it met a bad upload
+            if i not in self.done:  # it has left its batch
                 rest = each.one_by_one()
                 before = next(state for state in self.saved.found() if state.kind == rest.kind and i in state.members)
-                self._take(rest, before.members, before)
+                self._take(rest, before.members, before, self.reported.get(i, 0))
         histories = [self.done[i][0] for i in range(len(self.plans))]
         errors = [error for _, error in self.done.values() if error is not None]
         if len(errors) == len(self.plans):
@@ -222,6 +203,8 @@ class _Engine:
                     f"{self.saved.folder} was written by trainer={state.kind!r} and cannot be resumed to the bit with "
                     f"{first.kind!r}; use the device and the trainer it was begun with."
                 )
+            if max(state.members.values()) >= len(self.devices):
+                raise FedHistError(f"{self.saved.folder} was written with more GPUs than there are here.")
         begun = [state for state in begun if state.kind == first.kind]
         yield from ((state.members, state) for state in begun)
         fresh = [i for i in numbers if not any(i in state.members for state in begun)]
@@ -231,137 +214,30 @@ class _Engine:
         budgets = [available(each) - data for each in self.devices]
         yield from ((wave, None) for wave in in_waves(needs, budgets, [str(each.trial) for each in self.plans]))
 
-    def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None) -> None:
-        """Take some runs through all their rounds."""
+    def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None, silent: int = 0) -> None:
+        """Take some runs through all their rounds; `on_round` has been called for those up to `silent`."""
         leaving: dict[int, int] = {}
         if first.scheduled:  # runs that have left already are saved apart
             apart = [state for state in self.saved.found() if state.kind == first.one_by_one().kind]
             leaving = {i: state.round + 1 for state in apart for i in state.members if i in members}
-        silent = 0
         while True:
             runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[d]) for i, d in members.items()}
             with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
-                wave = _Wave(first, members, runs, source, self.saved, leaving)
+                wave = Wave(first, members, runs, source, self.saved, leaving, silent)
                 try:
-                    wave.advance(before, self.on_round, silent)
+                    wave.advance(before, self.on_round)
                     break
-                except _Rewind as rewind:
-                    leaving |= rewind.leaving
-                    silent = max(silent, rewind.round)
-                    before = self.saved.last(members, first.kind)
+                except Rewind as rewind:
+                    silent = wave.silent
+                    self.reported |= dict.fromkeys(rewind.leaving, silent)
+                    # State outside of buffers cannot be handed over, so such a run leaves before its first round.
+                    hiding = [i for i in rewind.leaving if runs[i].server.hidden_state() is not None]
+                    leaving |= {**rewind.leaving, **dict.fromkeys(hiding, 1)}
+                    before = None if hiding else self.saved.last(members, first.kind)
         for i, run in runs.items():
             if not run.left:
                 run.finish()
                 self.done[i] = run.server.history, run.server.diverged
-
-
-class _Wave:
-    """Runs that take their rounds together."""
-
-    def __init__(
-        self,
-        first: Plan,
-        members: Mapping[int, int],
-        runs: Mapping[int, Run],
-        source: Simulated,
-        saved: Checkpoints,
-        leaving: Mapping[int, int],
-    ) -> None:
-        self.first, self.members, self.source, self.saved = first, members, source, saved
-        self.runs, self.by_number = list(runs.values()), runs
-        self.leaving = leaving
-        """Runs that have to be carried out one by one, and from which round on."""
-        self.asked: list[int] = []
-
-    def advance(self, before: Saved | None, on_round: OnRound | None, silent: int) -> None:
-        """Take all rounds that are left; `on_round` has been called for those up to `silent`."""
-        trial, done = self.first.trial, 0
-        if before is not None:
-            put_back(before, self.runs, self.source)
-            done = before.round
-        self.saved.begin(self.runs)
-        started = time.perf_counter() - self.runs[0].server.history.wall_seconds
-        if done > silent and on_round:
-            on_round(done, self._histories())
-        watching: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
-        if self.saved.folder is not None:
-            watching = asked_to_stop()
-        with self._recording(done), watching as self.asked:
-            self._let_leave(done)
-            for round_ in range(done + 1, trial.rounds + 1):
-                if not any(run.active for run in self.runs):
-                    break
-                self.source.play(Server.close)  # Eq. 4
-                if round_ % trial.eval_every == 0 or round_ == trial.rounds:
-                    self._look(round_)
-                    self._evaluate(round_)
-                for run in self.runs:
-                    run.server.history.wall_seconds = time.perf_counter() - started
-                for tape in self._tapes():
-                    tape.after(round_)
-                if on_round and round_ > silent:
-                    on_round(round_, self._histories())
-                self._let_leave(round_)
-                self._save_if_due(round_)
-
-    def _histories(self) -> list[History]:
-        return [run.server.history for run in self.runs if not run.left]
-
-    def _tapes(self) -> list[Tape]:
-        return [run.server.tape for run in self.runs if run.server.tape is not None and not run.left]
-
-    def _look(self, round_: int) -> None:
-        """Notice bad uploads in rounds that were closed without a look at them."""
-        numbers = list(self.members)
-        if met := {numbers[place]: first for place, first in self.source.look().items()}:
-            raise _Rewind(met, round_)
-
-    def _evaluate(self, round_: int) -> None:
-        live = [run.server.diverged is None and not run.left for run in self.runs]
-        scores = self.source.evaluate() if any(live) else []
-        for run, score, alive in zip(self.runs, scores, live, strict=False):
-            if alive:
-                epsilon = run.server.strategy.epsilon()
-                run.server.evaluated(round_, score.accuracy, score.loss, score.per_class, epsilon)
-                run.server.trace(round_)
-
-    def _let_leave(self, round_: int) -> None:
-        """Set runs apart whose next round must be taken upload by upload."""
-        for i, run in self.by_number.items():
-            if not run.left and self.leaving.get(i) == round_ + 1:
-                self._look(round_)
-                if run.server.tape is not None:
-                    run.server.tape.write(round_, flush=True)
-                state = taken(self.members, self.first.kind, round_, self.runs, self.source)
-                self.saved.save(state.only(i, self.first.one_by_one().kind))
-                run.left = True
-
-    def _save_if_due(self, round_: int) -> None:
-        """Save if it is time, and stop if that was asked for."""
-        on_disk = self.saved.folder is not None
-        last = round_ == self.first.trial.rounds or not any(run.active for run in self.runs)
-        if (on_disk and (last or self.asked)) or ((on_disk or self.first.scheduled) and self.saved.due()):
-            self._look(round_)
-            for tape in self._tapes():
-                tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
-            self.saved.save(taken(self.members, self.first.kind, round_, self.runs, self.source))
-        elif on_disk and round_ == 1:  # rather than after an hour
-            for run in self.runs:
-                run.server.refuse_hidden_state()
-        if self.asked:
-            raise Interrupted(round_, self.asked[0])
-
-    @contextlib.contextmanager
-    def _recording(self, done: int) -> Iterator[None]:
-        """Open the runs' recordings, where there are any, and complete those of runs that take all their rounds."""
-        with contextlib.ExitStack() as stack:
-            for tape in self._tapes():
-                stack.enter_context(contextlib.closing(tape))
-                tape.begin(done)
-            yield
-            for run in self.runs:
-                if run.server.tape is not None and run.server.round == run.trial.rounds and not run.left:
-                    run.server.tape.write(run.trial.rounds, flush=True)
 
 
 def _divided(

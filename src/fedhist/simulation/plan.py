@@ -1,7 +1,7 @@
 """What is settled before a run begins: who arrives when, on which device, by which trainer, in how much memory.
 
 The schedule says how many model versions are ever held at once, and a strategy's buffers say what it
-remembers. So a run that cannot fit is refused, and runs that do not fit together take turns.
+remembers. So a run that cannot fit is refused, and runs that do not fit together follow one another.
 """
 
 import contextlib
@@ -57,12 +57,12 @@ class Plan:
         return self.trainer, self.scheduled, self.trial.rounds, self.trial.eval_every
 
     def one_by_one(self) -> Self:
-        """Return the plan for a run that has met a bad upload, after which nothing is as scheduled."""
+        """Return the plan for a run that had a bad upload, so that its schedule no longer holds."""
         return replace(self, scheduled=False)
 
 
 def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Plan]:
-    """Settle how trials are carried out; what is alike is computed once."""
+    """Plan the trials; what they have in common is computed once."""
     if trainer not in TRAINERS:
         raise unknown("trainer", trainer, TRAINERS)
     arriving: dict[tuple[object, ...], Arriving] = {}
@@ -157,8 +157,11 @@ def devices_of(device: str | torch.device) -> list[torch.device]:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device must be 'auto', 'cpu' or 'cuda', got {brief(device)}.") from None
-    require(chosen.type in ("cpu", "cuda"), f"device must be 'auto', 'cpu' or 'cuda', got {device!r}.")
+        raise InvalidInput(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {brief(device)}.") from None
+    require(
+        chosen.type in ("cpu", "cuda"),
+        f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}.",
+    )
     if chosen.type == "cpu":
         return [chosen]
     require(torch.cuda.is_available(), f"device={str(device)!r} was asked for, but this machine's PyTorch sees no GPU.")

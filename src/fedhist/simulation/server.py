@@ -17,15 +17,15 @@ from fedhist.store.history import DIVERGED, ROWS, Evaluation, History
 from fedhist.store.recording import About, Tape
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.memory import outside_buffers, prepared, refuse_hidden_state
+from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
 from fedhist.strategies.screening import Screen, Verdict, norm_of
 
 MOST_EVENTS = 100_000
 """Events of a run that are kept: clients must not fill the disk."""
 ENOUGH_BAD = 5
-"""Bad uploads of one round that are more than an accident."""
+"""Bad uploads in a round, at least, for the run to count as diverged."""
 MOST_TRACES = 200
-"""Evaluations at which the strategy is asked for traces, at most; of more, as many at even distances."""
+"""Most evaluations at which the strategy is asked for traces; if there are more, evenly spaced ones."""
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
     options
         The server's options.
     model
-        ``(P,)``: the first version, which the server's own memory becomes.
+        ``(P,)``: the first version, updated in place.
     num_clients, rounds
         How many different clients may take part, and how many rounds there is room for.
     history
@@ -44,7 +44,7 @@ class Server:
     seed
         The seed of a simulation, from which a strategy's random numbers follow; None in a deployment.
     name, hint
-        Whom an error is about, and what to do about it.
+        The run's name in error messages, and what they advise.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Server:
     def judge(self, norms: Sequence[float], clients: Sequence[int]) -> Verdict:
         """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad.
 
-        Then it is the run that has gone wrong, not a few clients. Those that are known to attack do not count.
+        Then the run, not single clients, is at fault. Those that are known to attack do not count.
         """
         verdict, round_, k = self.screen.judge(norms), self.round + 1, len(norms)
         reasons = [reason for place, reason in verdict.rejected.items() if clients[place] not in self.attackers]
         if self.screen.policy != "stop" and 2 * len(reasons) > k and len(reasons) >= ENOUGH_BAD:
-            self.diverge(round_, f"in round {round_} {len(reasons)} of {k} uploads are bad ({reasons[-1]})")
+            self.diverge(round_, f"{len(reasons)} of {k} uploads in round {round_} are bad (the last: {reasons[-1]})")
         return verdict
 
     def close(self, arrivals: Arrivals) -> Tensor:
         """Let the strategy aggregate a round's uploads, take the step, and return the update.
 
-        Looks at no value, so that it can be captured in a CUDA graph.
+        Reads no value, so that it can be captured in a CUDA graph.
         """
         if self.tape is not None:
             self.tape.take(arrivals.deltas, arrivals.num_examples)
@@ -182,9 +182,18 @@ class Server:
             if kept and all(np.isfinite(values).all() for values in kept.values()):
                 self.history.trace(round_, kept)
 
+    def hidden_state(self) -> str | None:
+        """Return an attribute of the strategy that has changed and that a checkpoint does not hold; None if all is."""
+        return changed_outside_buffers(self.strategy, self._outside)
+
     def refuse_hidden_state(self) -> None:
         """Raise if the strategy has changed what a checkpoint does not hold."""
-        refuse_hidden_state(self.method.name, self.strategy, self._outside)
+        name = self.hidden_state()
+        require(
+            name is None,
+            f"{self.method.name} changes its attribute {name!r}, which is not a buffer, so a checkpoint would lose it; "
+            "use register_buffer() in setup().",
+        )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the rounds to come depend on, and the history so far: tensors, and plain values."""
@@ -197,7 +206,7 @@ class Server:
         return tensors, {
             "round": self.round,
             "evaluations": [vars(evaluation) for evaluation in history.evaluations],
-            "events": history.events,
+            "events": list(history.events),
             "diverged": None if self.diverged is None else str(self.diverged),
             "lengths": list(self.screen.recent),
         }

@@ -50,7 +50,7 @@ class ServerOptions:
     )
     record: Path | None = option(None, "Keep all uploads in this folder, for `fedhist replay`.", "Run", compared=False)
     record_dtype: str | None = option(
-        None, "float16 or bfloat16 to keep uploads in half the size.", "Run", compared=False
+        None, "float32, float16 or bfloat16; the latter keep uploads in half the size.", "Run", compared=False
     )
 
     method: Method = dataclasses.field(init=False, repr=False)
@@ -64,7 +64,8 @@ class ServerOptions:
         rate("server_lr", self.server_lr)
         Screen(self.bad_updates, self.max_norm_ratio)
         check_dtype(self.record_dtype)
-        self._set(method=as_method(self.strategy), record=None if self.record is None else Path(self.record))
+        method = as_method(self.strategy, getattr(self, "objective", None))
+        self._set(method=method, record=None if self.record is None else Path(self.record))
 
     def _set(self, **values: Any) -> None:
         """Set fields of this frozen object while it is being made."""
@@ -118,7 +119,6 @@ class Trial(ServerOptions):
 
     def __post_init__(self) -> None:
         from fedhist.data.task import Task  # noqa: PLC0415
-        from fedhist.simulation.methods import as_method  # noqa: PLC0415
         from fedhist.world.attacks import as_attack  # noqa: PLC0415
         from fedhist.world.faults import as_faults  # noqa: PLC0415
         from fedhist.world.speeds import as_speeds  # noqa: PLC0415
@@ -135,7 +135,6 @@ class Trial(ServerOptions):
         require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
         every = min(100, max(1, self.rounds // 20)) if self.eval_every is None else self.eval_every
         self._set(
-            method=as_method(self.strategy, self.objective),
             local=local,
             speeds=as_speeds(self.speeds),
             faults=as_faults(self.faults),

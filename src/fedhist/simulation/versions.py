@@ -1,7 +1,7 @@
 """The models that clients at work hold, kept as long as they are needed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,11 +40,12 @@ class Versions(Models):
         if self.holders[version] > 0 and version not in self:
             self[version] = model.clone()
 
-    def release(self, version: int) -> None:
-        """Take note that one client less is at work on a version."""
-        self.holders[version] -= 1
-        if self.holders[version] == 0:
-            self.pop(version, None)
+    def release(self, versions: Sequence[int]) -> None:
+        """Release the versions of clients that are no longer at work."""
+        self.holders.subtract(versions)
+        for version in set(versions):
+            if self.holders[version] == 0:
+                self.pop(version, None)
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,18 @@ class Tape:
                     os.fsync(file.fileno())
         self._written = round_
 
+    def end(self, round_: int) -> None:
+        """End the recording after a round, of a run that has diverged: nothing that was staged later is kept."""
+        if self._written < round_:
+            self.write(round_)
+        with _writing(self.folder):
+            for name, file in self._files.items():
+                array = self.about.arrays[name]
+                file.seek(len(array.header) + round_ * array.row_bytes)
+                file.truncate()
+                file.flush()
+        self._written = round_
+
     def close(self) -> None:
         """Close the files; what was not flushed may be missing from them."""
         for file in self._files.values():
@@ -215,7 +227,9 @@ def read_about(folder: Path) -> tuple[About, Tensor]:
 
     path = folder / ABOUT
     if not path.is_file():
-        raise InvalidInput(f"{folder} holds no recording; make one with --record or record=.")
+        inside = min((each.parent for each in folder.glob(f"*/{ABOUT}")), default=None)
+        hint = f"there is one in {inside}" if inside else "make one with --record or record="
+        raise InvalidInput(f"{folder} holds no recording; {hint}.")
     try:
         arrays = read_arrays(path)
         require(arrays.keys() == {"about", "start"}, "it does not describe a recording")
@@ -239,10 +253,10 @@ class Recording:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.about, self.start = read_about(self.folder)
-        self._arrays = {name: self._mapped(name, array) for name, array in self.about.arrays.items()}
         self.history = History.load(self.folder)
         if self.history.diverged:
             raise FedHistError(f"the run recorded in {folder} diverged, so there is nothing to compare with.")
+        self._arrays = {name: self._mapped(name, array) for name, array in self.about.arrays.items()}
         clients, shape = self.history.clients, (self.about.rounds, self.about.k)
         if clients.shape != shape or clients.min() < 0 or clients.max() >= self.about.num_clients:
             raise FedHistError(f"the arrivals in {folder} are not those of its recording.")

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhist.errors import require
 from fedhist.store.arrays import checksum
 from fedhist.strategies.base import Strategy
 
@@ -56,15 +55,10 @@ def outside_buffers(strategy: Strategy) -> dict[str, object]:
     return kept | {f"buffer {name}": (tuple(t.shape), t.dtype) for name, t in strategy.state_dict().items()}
 
 
-def refuse_hidden_state(name: str, strategy: Strategy, before: dict[str, object]) -> None:
-    """Raise if a strategy has changed something that a checkpoint does not hold."""
+def changed_outside_buffers(strategy: Strategy, before: dict[str, object]) -> str | None:
+    """Return an attribute that a strategy has changed and that a checkpoint does not hold; None if there is none."""
     now = outside_buffers(strategy)
-    for attribute in now.keys() | before.keys():
-        require(
-            now.get(attribute) == before.get(attribute),
-            f"{name} changes its attribute {attribute!r}, which is not a buffer, so a checkpoint would lose it; "
-            "use register_buffer() in setup().",
-        )
+    return next((name for name in now.keys() | before.keys() if now.get(name) != before.get(name)), None)
 
 
 def _fingerprint(value: object) -> object:

@@ -142,9 +142,9 @@ class Clock:
         self._queue.add(events)
 
     def advance(self, rounds: int) -> Events:
-        """Close so many rounds in which every upload is accepted; return their arrivals, ``(rounds, K)``.
+        """Close `rounds` rounds in which every upload is accepted; return their arrivals, ``(rounds, K)``.
 
-        Several rounds are closed at once, as if nobody who is sent a model in one of them were back before the last.
+        Several rounds are closed at once, assuming that no client sent a model in one of them returns before the last.
         Those rounds stand that close before the soonest possible return.
         """
         arrivals = np.empty((rounds, self.k), EVENT)

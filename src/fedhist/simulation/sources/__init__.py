@@ -36,7 +36,7 @@ class Simulated(Source, Protocol):
         """Take a round of all servers: deliver, and let them close."""
 
     def look(self) -> dict[int, int]:
-        """Bring home what happened since the last look; return the servers that met a bad upload, and in which round.
+        """Copy results from the device; return the servers that received a bad upload, and in which round.
 
         They have to leave, since here rounds are closed before uploads are screened.
         """

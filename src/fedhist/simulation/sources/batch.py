@@ -52,7 +52,7 @@ class Batch:
             yield from card.next()
 
     def look(self) -> dict[int, int]:
-        """Write the rounds since the last look down; return the runs that met a bad upload, and in which round."""
+        """Record the rounds closed since the last call; return the runs that met a bad upload, and in which round."""
         return {members[place]: round_ for members, card in self._cards for place, round_ in card.look().items()}
 
     def evaluate(self) -> list[Score]:
@@ -69,7 +69,7 @@ class Batch:
             card.restore([states[i] for i in members])
 
     def close(self) -> None:
-        """Let the graphs and what they hold go."""
+        """Release the CUDA graphs and their memory."""
         self._cards = []
 
 
@@ -152,7 +152,7 @@ class _Card:
         self._graph = graph
 
     def next(self) -> Iterator[tuple[Server, Arrivals]]:
-        """Deliver one round of all runs, without a look at any value."""
+        """Deliver one round of all runs, without reading any value."""
         uploads = []
         for n, (members, group) in enumerate(self._groups):
             with self._aside(n):
@@ -196,13 +196,13 @@ class _Card:
             yield
 
     def _join(self, count: int) -> None:
-        """Wait for so many pieces of work."""
+        """Wait for the first `count` pieces of work."""
         if self._streams and torch.cuda.is_current_stream_capturing():
             for side in self._streams[:count]:
                 torch.cuda.current_stream().wait_stream(side)
 
     def look(self) -> dict[int, int]:
-        """Write the rounds since the last look down; return the runs that met a bad upload, and in which round."""
+        """Record the rounds closed since the last call; return the runs that met a bad upload, and in which round."""
         leaving: dict[int, int] = {}
         with self._on_device():
             since = slice(self._looked, int(self._done))

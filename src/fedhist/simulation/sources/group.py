@@ -93,7 +93,7 @@ class Group:
         self.block = max(1, min(BLOCK, LARGEST_TABLE // (self._width * self._shape[0] * self._shape[1])))
 
     def allocate(self, block: int) -> None:
-        """Make room for the minibatches of so many rounds."""
+        """Make room for the minibatches of `block` rounds."""
         shape = (block, self._width, *self._shape)
         self._index = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._weight = self.models.new_zeros(shape)

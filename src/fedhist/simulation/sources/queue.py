@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -223,10 +223,9 @@ class _Line:
             starts, norms = [each.start for each in taken], [each.norm for each in taken]
             arrivals = self._arrivals(torch.stack([each.delta for each in taken]), starts)
             if self._colluding:
-                arrivals = self._sent(arrivals.deltas, starts)
+                arrivals, norms = self._clipped(self._sent(arrivals.deltas, starts), starts, norms)
         self.server.screen.recent.extend(norms)
-        for start in starts:
-            self._settle(start)
+        self._settle(starts)
         self._closing = starts
         return arrivals
 
@@ -259,12 +258,13 @@ class _Line:
         adversary = self.run.adversary
         return honest if adversary is None else adversary.sent(honest, torch.tensor(self._round - 1))
 
-    def _settle(self, start: Start) -> None:
-        """Forget an upload that has arrived; the client itself remembers what it trained."""
-        upload = self._uploads.pop(start.number).ready()
-        if self._trial.method.objective.uses_previous:
-            self._last_models[start.client] = self._versions[start.version] - upload
-        self._versions.release(start.version)
+    def _settle(self, starts: Sequence[Start]) -> None:
+        """Forget uploads that have arrived; the clients themselves remember what they trained."""
+        for start in starts:
+            upload = self._uploads.pop(start.number).ready()
+            if self._trial.method.objective.uses_previous:
+                self._last_models[start.client] = self._versions[start.version] - upload
+        self._versions.release([start.version for start in starts])
 
     def _follow_clock(self, verdict: Verdict) -> bool:
         """Let a clock take the place of the schedule, which no longer holds; return whether there is one."""
@@ -330,8 +330,21 @@ class _Line:
             self._note(start, "clipped", f"its length was {norm:.3g}")
         return _Taken(start, upload.delta if scale == 1 else upload.delta * scale, norm * scale)
 
+    def _clipped(
+        self, sent: Arrivals, starts: Sequence[Start], others: Sequence[float]
+    ) -> tuple[Arrivals, list[float]]:
+        """Return uploads of attackers who waited for the others of their round, clipped where that is the policy."""
+        norms = [norm_of(delta) for delta in sent.deltas]
+        scales = [self.server.screen.admit(norm, others) for norm in norms]  # none is rejected any more
+        for start, norm, scale in zip(starts, norms, scales, strict=True):
+            if scale < 1:
+                self._note(start, "clipped", f"its length was {norm:.3g}")
+        factors = torch.tensor(scales, dtype=sent.deltas.dtype, device=sent.deltas.device)
+        lengths = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
+        return replace(sent, deltas=sent.deltas * factors[:, None], validate=False), lengths
+
     def _overdone(self, taken: list[_Taken]) -> bool:
-        """Reject what attackers who wait for the others of their round overdo; return whether somebody has."""
+        """Reject colluding uploads that are too long; return whether there were any."""
         if not self._colluding:
             return False
         sent = self._sent(torch.stack([each.delta for each in taken]), [each.start for each in taken]).deltas
@@ -353,7 +366,7 @@ class _Line:
         self._note(start, "dropped" if dropped else "rejected", str(reason))
         self._versions.holders[self._round] += 1
         self._versions.publish(self._round, self.server.model)
-        self._settle(start)
+        self._settle([start])
         assert isinstance(self._feed, Clock)
         self._feed.again(start)
 
