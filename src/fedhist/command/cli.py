@@ -132,7 +132,7 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     except DivergedError as error:
         from fedhist.store.history import Comparison  # noqa: PLC0415
 
-        if not any(history.evaluations for history in error.histories):
+        if not any(history.rounds for history in error.histories):
             folder.abandon(with_checkpoints=True)
             raise
         _write(Comparison(error.histories), folder)
