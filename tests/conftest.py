@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: workers share cores, and must not spin
+
 import hypothesis
 import numpy as np
 import pytest

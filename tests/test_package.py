@@ -39,8 +39,13 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> Non
     kept = {path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert names == {path.relative_to(SOURCE.parent).as_posix() for path in kept}
     suffixes = {Path(name).suffix for name in names} - {""}
-    assert suffixes <= {".py", ".pyi", ".c", ".json", ".html", ".css", ".js", ".typed"}, "no data, no results"
-    assert {"fedhist/py.typed", "fedhist/native/train.c", "fedhist/paper/published.json"} <= names
+    assert suffixes <= {".py", ".pyi", ".c", ".h", ".json", ".html", ".css", ".js", ".typed"}, "no data, no results"
+    assert {
+        "fedhist/py.typed",
+        "fedhist/native/train.c",
+        "fedhist/native/layers.h",
+        "fedhist/paper/published.json",
+    } <= names
     assert sum(info.file_size for info in wheel.infolist()) < 2e6
 
 

@@ -37,8 +37,6 @@ QUICK = ["--dataset", "digits", "--clients", "20", "--k", "4", "--rounds", "6", 
         (["--out", "/proc/none/a"], "out=/proc/none/a cannot be written: No such file or directory."),
         (["--clients", "5000"], "clients=5000 is more than the 1437 training examples; each client needs one."),
         (["--record", "--engine", "ray"], "engine='ray' cannot record"),
-        (["--lr", "1e30"], "check the data and the learning rate lr=1e+30."),
-        (["--record", "--lr", "1e29"], "check the data and the learning rate lr=1e+29."),
         (["--faults", "nan=1"], "the faults that were asked for leave nothing to aggregate."),
         (["--faults", "dropped=1"], "the faults that were asked for leave nothing to aggregate."),
     ],
@@ -78,6 +76,15 @@ def test_old_names_in_toml(tmp_path: Path) -> None:
         config.write_text(f"{line}\n")
         assert fails("run", "--config", "a.toml", "--out", "a", cwd=tmp_path) == sentence
         assert list(tmp_path.iterdir()) == [config]
+
+
+@pytest.mark.parametrize("more", [[], ["--record"]])
+def test_what_there_was_before_a_run_diverged_is_kept(tmp_path: Path, more: list[str]) -> None:
+    sentence = fails("run", *QUICK, "--lr", "1e30", *more, "--out", "a", cwd=tmp_path)
+    assert sentence.endswith("learning rate lr=1e+30. The results up to then are in a.")
+    history = fh.History.load(tmp_path / "a")
+    assert history.diverged and history.rounds > 0 and history.evaluations == []
+    assert (tmp_path / "a" / "uploads.npy").exists() == bool(more) and not (tmp_path / "a" / "checkpoint").exists()
 
 
 def test_all_uploads_are_bad_from_some_round_on(tmp_path: Path) -> None:

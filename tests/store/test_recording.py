@@ -196,8 +196,10 @@ def test_damaged_recordings(task: fh.Task, tmp_path: Path) -> None:
     for sentence, (name, change) in wrong.items():
         with pytest.raises(fh.FedHistError, match=sentence):
             Recording(damaged(name, change))
-    with pytest.raises(fh.FedHistError, match="holds no recording; make one with --record"):
+    with pytest.raises(fh.FedHistError, match="holds no recording; there is one in .*/bad"):
         Recording(tmp_path)
+    with pytest.raises(fh.FedHistError, match="holds no recording; make one with --record"):
+        Recording(tmp_path / "nowhere")
     fh.simulate("fedavg", task, k=2, rounds=12).save(damaged("uploads.npy", lambda b: b))
     with pytest.raises(fh.FedHistError, match="the arrivals in .* are not those of its recording"):
         Recording(tmp_path / "bad")

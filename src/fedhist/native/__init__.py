@@ -108,7 +108,8 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the kernel from the cache, or build it."""
     # The compiler's predefined macros: its version, and the instructions that it assumes the processor to have.
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, FLAGS), about])).hexdigest()
+    sources = [file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]"))]
+    digest = hashlib.sha256(b"\0".join([*sources, *map(str.encode, FLAGS), about])).hexdigest()
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist" / f"kernel-{digest[:20]}.so"
     if cached.exists():
         return ctypes.CDLL(str(cached))

@@ -6,7 +6,8 @@ EGS  (enhancement of gradient stability) fuses each upload with the least simila
 HAA  (history-aware aggregation) weighs clients by staleness and by the past utility of their uploads      Eqs. 8-14
 INA  (intelligent norm amplification) gives the aggregate the mean length of the uploads                   Eq. 15
 
-``docs/decisions.md`` explains how each ambiguity of the paper is resolved.
+Equations have the numbers of the labels in the paper's source, which skip 9. ``docs/decisions.md`` explains how each
+ambiguity of the paper is resolved.
 """
 
 from functools import partial
