@@ -91,6 +91,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         run(grid, strategy="fedhist", checkpoint=tmp_path)
     with pytest.raises(fh.FedHistError, match="k=2, this one has 3"):
         run(grid, k=3, checkpoint=tmp_path)
+    for other in ({"server_lr": 0.5}, {"bad_updates": "clip"}, {"max_norm_ratio": 7.0}, {"num_clients": 9}):
+        with pytest.raises(fh.FedHistError, match=f"holds a run with {next(iter(other))}="):
+            run(grid, checkpoint=tmp_path, **other)
     with pytest.raises(fh.FedHistError, match="trained=.*, this one has"):
         run(grid, trainable=["w"], checkpoint=tmp_path)
     file = next(tmp_path.iterdir())
