@@ -6,6 +6,7 @@ import numbers
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 INT64_END = 2**63
@@ -130,3 +131,10 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
         listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
         raise InvalidInput(f"{name} must be {listed}, got {brief(value)}.")
     return str(value)
+
+
+def as_path(name: str, value: object) -> Path:
+    """Return `value` as a path, or raise unless it is a text or a path."""
+    if not isinstance(value, (str, Path)):
+        raise InvalidInput(f"{name} must be the name of a folder, got {brief(value)}.")
+    return Path(value)

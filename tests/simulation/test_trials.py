@@ -256,3 +256,12 @@ def test_refuses_recorded_arrivals_that_do_not_fit(make_task: Callable[..., fh.T
     history.clients[3, 2] = -1
     with pytest.raises(fh.InvalidInput, match="fewer than k uploads"):
         fh.Trial("fedavg", task, k=3, rounds=10, schedule=history)
+
+
+@pytest.mark.parametrize("wrong", [3, True])
+def test_folders_are_texts_or_paths(make_task: Callable[..., fh.Task], wrong: object) -> None:
+    for name in ("record", "checkpoint"):
+        with pytest.raises(fh.InvalidInput, match=f"{name} must be the name of a folder, got {wrong}."):
+            fh.simulate("fedavg", make_task(), k=2, rounds=1, **{name: wrong})
+    with pytest.raises(fh.InvalidInput, match="recording must be the name of a folder"):
+        fh.replay(wrong, "fedavg")  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """Clients spread over the CPU's cores: the fast path without a GPU.
 
-On a CPU, most of the time goes into the convolutions themselves, so batching clients does not help. Instead there is
-one thread for each core, which trains one client after the other: with the compiled kernel where it supports the model
-and the objective, else with torch, without an optimizer or gradient buffers.
+On a CPU batching clients does not help. Instead one thread for each core trains one client after the other: with the
+compiled kernel where it supports the model and the objective, else with torch.
 """
 
 import copy

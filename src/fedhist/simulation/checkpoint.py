@@ -1,8 +1,7 @@
 """Saves runs while they are under way, so that they can be resumed to the bit.
 
-Who arrives when and which batches are drawn are functions of the seed, so no generator and no queue need be
-kept. What must be kept is what was learned: the model, the versions that clients still hold, what the strategy and
-the clients remember, and the history so far.
+Who arrives when and which batches are drawn follow from the seed. What must be kept is what was learned: the model, the
+versions that clients still hold, what the strategy and the clients remember, and the history so far.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, brief, number, reason
+from fedhist.errors import FedHistError, InvalidInput, as_path, brief, number, reason
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
@@ -141,7 +140,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path | None, trials: Sequence[Trial], every: float = SECONDS_BETWEEN) -> None:
-        self.folder, self.trials = None if folder is None else Path(folder), trials
+        self.folder, self.trials = None if folder is None else as_path("checkpoint", folder), trials
         self.every = number("checkpoint_every", every, 0)
         self._last, self._cost, self._failing = time.perf_counter(), 0.0, False
         self._descriptions: dict[int, dict[str, Any]] = {}

@@ -22,10 +22,9 @@ def spread(
 ) -> list[History]:
     """Let the workers of a Ray cluster `run` trials; return their histories in the same order.
 
-    The cluster is the one this process is connected to, or the one ``RAY_ADDRESS`` names, or one of this
-    machine's own. With GPUs, each gets an equal part of the trials, to train as one batch; without, every
-    trial is a piece of work for one core. What a dying worker had not finished is done again by another,
-    with the same result: a trial depends on nothing but itself.
+    The cluster is the one this process is connected to, the one ``RAY_ADDRESS`` names, or one of this machine's own.
+    Each GPU gets an equal part of the trials, to train as one batch; without GPUs every trial is a piece of work for
+    one core. What a dying worker had not finished is done again by another, with the same result.
     """
     try:
         import ray  # noqa: PLC0415

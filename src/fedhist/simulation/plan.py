@@ -1,7 +1,6 @@
 """What is settled before a run begins: who arrives when, on which device, by which trainer, in how much memory.
 
-The schedule says how many model versions are ever held at once, and a strategy's buffers say what it
-remembers. So a run that cannot fit is refused, and runs that do not fit together follow one another.
+So a run that cannot fit is refused, and runs that do not fit together follow one another.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""The recorded uploads of a run, aggregated by another strategy.
-
-A what-if about aggregation, not a simulation: the uploads were computed from the models of the recorded run, and
-stay what they are whatever the other strategy would have made of them.
-"""
+"""The recorded uploads of a run, aggregated by another strategy: a what-if about aggregation, not a simulation."""
 
 import csv
 import json

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhist.clients.local import LocalSGD
-from fedhist.errors import InvalidInput, number, rate, require, whole
+from fedhist.errors import InvalidInput, as_path, number, rate, require, whole
 from fedhist.options import documented, option, options_of, part, plain, values_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ServerOptions:
         Screen(self.bad_updates, self.max_norm_ratio)
         check_dtype(self.record_dtype)
         method = as_method(self.strategy, getattr(self, "objective", None))
-        self._set(method=method, record=None if self.record is None else Path(self.record))
+        self._set(method=method, record=None if self.record is None else as_path("record", self.record))
 
     def _set(self, **values: Any) -> None:
         """Set fields of this frozen object while it is being made."""

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.errors import FedHistError, InvalidInput, choice, reason, require
+from fedhist.errors import FedHistError, InvalidInput, as_path, choice, reason, require
 from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import plain
 from fedhist.store.history import History
@@ -251,7 +251,7 @@ class Recording:
     """A finished recording: the uploads of each round, and the history of the run."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = as_path("recording", folder)
         self.about, self.start = read_about(self.folder)
         self.history = History.load(self.folder)
         if self.history.diverged:

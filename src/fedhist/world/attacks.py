@@ -1,8 +1,7 @@
 """Clients that attack: what they train on, and what they upload.
 
-Attackers train as all clients do, on their own data; an attack changes what they send, or their labels before
-training. What they remember between uploads, as MOON's clients do, stays honest. Lengths are multiples of the honest
-upload's, since uploads hold the learning rate and shrink while a model learns.
+Attackers train as all clients do; an attack changes what they send, or their labels before training. Lengths are
+multiples of the honest upload's, since uploads hold the learning rate and shrink while a model learns.
 """
 
 import math

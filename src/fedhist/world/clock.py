@@ -222,11 +222,10 @@ def _merged(parts: Sequence[Events]) -> tuple[Events, NDArray[np.int64]]:
 
 
 class _Queue:
-    """Events by time, and by number where times are equal.
+    """Events by time, and by number where times are equal: the next ones in a window, all later ones in sorted runs.
 
-    The next ones lie in a window, in order, and all later ones in sorted runs. A new run is merged with the one
-    before it until that was more than twice its size, so there are few of them. After the first sort, the cost
-    of an event grows only with the logarithm of how many wait.
+    A new run is merged with the one before it until that was more than twice its size, so there are few of them, and
+    the cost of an event grows only with the logarithm of how many wait.
     """
 
     def __init__(self, window: int) -> None:
