@@ -1,6 +1,6 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
 # make flower-demo: the same on a real network of processes, one slow and one dying.   make docs: the site.
-# make soak: what is random, for hours if you like: KILLS=300 kills at any moment, FUZZ=20000 damaged files of each kind.
+# make soak: what is random, for as long as you like: KILLS=300 kills at any moment, FUZZ=20000 damaged files of each kind.
 PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.core
