@@ -75,7 +75,10 @@ class Settings(dict[str, Any]):
 
     def having(self, **values: Any) -> Settings:
         """Return these settings with some others."""
-        return Settings(self.given | values)
+        made = Settings(values)
+        made.given = self.given | made.given
+        made.update(made.given)
+        return made
 
     def for_trial(self) -> dict[str, Any]:
         """Return the options of a trial that were given, as :class:`Trial` takes them."""

@@ -110,7 +110,8 @@ class Task:
                     f"model={name} cannot be built without arguments ({reason(error)}); give a module, such as "
                     f"{name}(…), or a function without arguments that builds one."
                 ) from error
-        require(isinstance(module, nn.Module), f"model() must return an nn.Module, got {type(module).__name__}.")
+        if not isinstance(module, nn.Module):
+            raise InvalidInput(f"model() must return an nn.Module, got {type(module).__name__}.")
         return copy.deepcopy(module)  # the function may return the same module every time
 
     def _differs_by_seed(self, probe: nn.Module) -> bool:
