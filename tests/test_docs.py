@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ import fedhist
 from fedhist.command import cli
 from fedhist.command.experiment import completed, for_trials, methods_of, task_of
 from fedhist.command.settings import Settings, all_options
-from fedhist.options import RENAMED
+from fedhist.options import RENAMED, options_of
 from fedhist.paper.cells import EXPERIMENTS, SCALES
 from fedhist.simulation.methods import DEFENCES, METHODS
 from fedhist.world.attacks import ATTACKS
@@ -109,13 +110,12 @@ def commands(page: Path, program: Sequence[str] = ("fedhist",)) -> Iterator[list
                 yield words[len(program) :]
 
 
-def make_sense(settings: Settings) -> None:
-    """Raise unless all values of some settings can be used; the data are those that need no download."""
+def make_sense(settings: Settings) -> list[fedhist.Trial]:
+    """Return the trials of some settings, on data that need no download; raise unless all values can be used."""
     completed(settings)
     task = task_of(settings.having(dataset="digits"), settings["seed"])
     options = {name: value for name, value in for_trials(settings).items() if name != "schedule"}
-    for method in methods_of(settings):
-        fedhist.Trial(method, task, **options)
+    return [fedhist.Trial(method, task, **options) for method in methods_of(settings)]
 
 
 class Parsed(BaseException):
@@ -169,7 +169,12 @@ CONFIGURATIONS = [
 def test_configurations_are_read(place: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
-    make_sense(Settings.read(file))
+    trials, given = make_sense(Settings.read(file)), tomllib.loads(text)
+    assert trials and given
+    for trial in trials:
+        described = trial.described()
+        for name in given.keys() & options_of(fedhist.Trial).keys() - {"schedule", "schedule_clients"}:
+            assert described[name] == given[name] or isinstance(given[name], str), name
 
 
 def test_every_flag_in_the_text_exists() -> None:
@@ -273,12 +278,15 @@ def test_scripts_files_and_targets_that_documents_name_exist() -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=named)
-def test_benchmarks_know_the_arguments_that_documents_give_them(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called = [shlex.split(code)[1:] for code in inline_code(page) if code.startswith("python benchmarks/")]
-    for script, *arguments in [*called, *commands(page, ["python"])]:
-        if script.startswith("benchmarks/") and arguments:
-            parse_with(ROOT / script, arguments, monkeypatch)
+def test_benchmarks_know_the_arguments_that_documents_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = set()
+    for page in CURRENT:
+        called = [shlex.split(code)[1:] for code in inline_code(page) if code.startswith("python benchmarks/")]
+        for script, *arguments in [*called, *commands(page, ["python"])]:
+            if script.startswith("benchmarks/") and arguments:
+                parse_with(ROOT / script, arguments, monkeypatch)
+                parsed.add(script)
+    assert parsed, "no document gives a benchmark any argument"
 
 
 def test_documents_link_to_what_exists() -> None:

@@ -128,7 +128,7 @@ class BatchedTrainer(Trainer):
         alike: dict[tuple[object, ...], list[int]] = {}
         for i, job in enumerate(jobs):
             work = replace(job.local, lr=1.0), identity(job.objective)
-            alike.setdefault((*net_key(job.task, job.seed), *work), []).append(i)
+            alike.setdefault((job.task, *net_key(job.task, job.seed), *work), []).append(i)
         for members in alike.values():
             for i, upload in zip(members, self._uploads([jobs[i] for i in members]), strict=True):
                 rows[i].copy_(upload)

@@ -43,9 +43,9 @@ class ModuleNet:
         return logits, seen[-1].flatten(1)
 
 
-def net_key(task: Task, seed: int) -> tuple[Task, int]:
-    """Return a key that is equal for runs that can share a module: they differ in nothing but its parameters."""
-    return task, seed if task.seed_matters else 0
+def net_key(task: Task, seed: int) -> tuple[int, ...]:
+    """Return a key that is equal for runs that can share a module: they differ only in split and parameters."""
+    return *task.data, id(task.model), seed if task.seed_matters else 0
 
 
 class Nets:
@@ -53,7 +53,7 @@ class Nets:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._built: dict[tuple[Task, int], ModuleNet] = {}
+        self._built: dict[tuple[int, ...], ModuleNet] = {}
 
     def of(self, task: Task, seed: int) -> ModuleNet:
         """Return the module for a run of a task."""

@@ -102,7 +102,7 @@ class ThreadedTrainer(Trainer):
     def __init__(self, native: bool = False) -> None:
         self._native = native
         self._inputs: dict[tuple[tuple[int, ...], bool], tuple[_Inputs, _Inputs]] = {}
-        self._makers: dict[tuple[tuple[Task, int], bool], MakeWorker] = {}
+        self._makers: dict[tuple[tuple[int, ...], bool], MakeWorker] = {}
         self._workers: dict[tuple[int, MakeWorker], Worker] = {}
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)

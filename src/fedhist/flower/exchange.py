@@ -21,7 +21,7 @@ from fedhist.strategies.screening import Rejected, Screen
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
 QUIET_EVENTS = ("joined", "returned", "enough nodes", "resumed")
-"""Events that are no reason for a warning."""
+"""Events that are logged as information, not as warnings."""
 LONGEST_REASON = 300
 """Characters of a reason that are kept: clients must not fill the disk."""
 LONGEST_PATIENCE = 16
@@ -105,7 +105,7 @@ class Exchange:
         log(INFO if kind in QUIET_EVENTS else WARNING, "%s: %s", kind, facts)
 
     def membership(self, connected: Collection[int], time: float) -> None:
-        """Take note of who is connected."""
+        """Record who is connected."""
         for node in sorted(connected):
             known = self._nodes.get(node)
             if known is None or not known.connected:
@@ -131,7 +131,7 @@ class Exchange:
         return {work.node for work in self.work.values()} | {arrival.node for arrival in self._waiting}
 
     def sent(self, node: int, message: str, model: tuple[Tensor, Rest], time: float) -> None:
-        """Take note that a node was sent the current version."""
+        """Record that a node was sent the current version."""
         self.work[message] = Work(node, self.version, model, time)
 
     def settle(self, message: str, time: float) -> Work | None:

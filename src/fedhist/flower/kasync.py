@@ -301,6 +301,7 @@ class Session:
     def _save(self) -> None:
         if self.options.checkpoint is None:
             return
+        self.server.refuse_hidden_state()
         source, (tensors, facts) = self.source, self.server.state()
         numbers = source.exchange.numbers
         now = {"expected": self.expected, "server": facts, "elapsed": source.now, "clients": numbers}

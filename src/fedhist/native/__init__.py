@@ -32,7 +32,7 @@ class Unavailable(Exception):
 
 
 class Layer(ctypes.Structure):
-    """One layer, as train.c declares it."""
+    """One layer, as layers.h declares it."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("kind", "activation", "channels", "height", "width")),

@@ -153,7 +153,8 @@ class Checkpoints:
             try:
                 for left in self.folder.glob(".runs-*.part"):  # by a process that was killed while it wrote
                     left.unlink()
-                self.resumed = bool(self.found())
+                self._kept = {state.file: state for state in self.found()}  # read once; saving again replaces them
+                self.resumed = bool(self._kept)
             except BaseException:
                 self.close()
                 raise
@@ -179,7 +180,8 @@ class Checkpoints:
     def found(self) -> list[Saved]:
         """Return the states there are, on disk or in memory."""
         files = [] if self.folder is None else sorted(self.folder.glob("runs-*.safetensors"))
-        return list(({file.name: self._read(file) for file in files} | self._kept).values())
+        read = {file.name: self._read(file) for file in files if file.name not in self._kept}
+        return list((read | self._kept).values())
 
     def last(self, members: Mapping[int, int], kind: str) -> Saved | None:
         """Return the last state of some runs."""

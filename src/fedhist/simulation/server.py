@@ -81,7 +81,7 @@ class Server:
         warn_if_weights_vanish(options.method, options.k)
 
     def open_round(self) -> None:
-        """Take note of the model's length, against which the lengths of uploads are judged."""
+        """Measure the model, against whose length those of uploads are judged."""
         self.screen.model = norm_of(self.model)
 
     def judge(self, norms: Sequence[float], clients: Sequence[int]) -> Verdict:
@@ -197,7 +197,6 @@ class Server:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the rounds to come depend on, and the history so far: tensors, and plain values."""
-        self.refuse_hidden_state()
         history = self.history
         tensors = {"model": self.model}
         tensors |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}

@@ -120,15 +120,16 @@ class Wave:
         """Save if it is time, and stop if that was asked for."""
         on_disk = self.saved.folder is not None
         last = round_ == self.first.trial.rounds or not any(run.active for run in self.runs)
-        if (on_disk and (last or self.asked)) or ((on_disk or self.first.scheduled) and self.saved.due()):
+        due = (on_disk and (last or self.asked)) or ((on_disk or self.first.scheduled) and self.saved.due())
+        if on_disk and (due or round_ == 1):  # in the first round rather than after an hour
+            for run in self.runs:
+                run.server.refuse_hidden_state()
+        if due:
             self._look()
             for tape in self._tapes():
                 tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
             if on_disk or not any(run.server.hidden_state() for run in self.runs):
                 self.saved.save(taken(self.members, self.first.kind, round_, self.runs, self.source.state()))
-        elif on_disk and round_ == 1:  # rather than after an hour
-            for run in self.runs:
-                run.server.refuse_hidden_state()
         if self.asked:
             raise Interrupted(round_, self.asked[0])
 

@@ -27,7 +27,7 @@ class Pace:
         self._marks: deque[tuple[float, float]] = deque()
 
     def mark(self, now: float, done: float) -> None:
-        """Take note of how much is done."""
+        """Record how much is done."""
         if len(self._marks) > 1 and now - self._marks[-2][0] < WINDOW / 100:
             self._marks.pop()  # so that fast rounds do not fill the memory
         self._marks.append((now, done))
@@ -81,7 +81,7 @@ class Terminal:
         self._downloads.update(task, completed=done)
 
     def __call__(self, round_: int, histories: Sequence[History]) -> None:
-        """Take note of a round; at an evaluation, write a line where there is no terminal."""
+        """Record a round; at an evaluation, write a line where there is no terminal."""
         self._round, self._k = round_, histories[0].clients.shape[1]
         for history in histories:
             run = history.method, history.seed

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.clients.job import Score, identity
-from fedhist.clients.net import ModuleNet
+from fedhist.clients.net import Nets, net_key
 from fedhist.errors import reason
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
@@ -52,7 +52,7 @@ class Batch:
             yield from card.next()
 
     def look(self) -> dict[int, int]:
-        """Record the rounds closed since the last call; return the runs that met a bad upload, and in which round."""
+        """Record the rounds closed since the last call; return the runs that had a bad upload, and in which round."""
         return {members[place]: round_ for members, card in self._cards for place, round_ in card.look().items()}
 
     def evaluate(self) -> list[Score]:
@@ -87,18 +87,14 @@ class _Card:
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
 
-        nets: dict[tuple[object, ...], ModuleNet] = {}
-        members: dict[tuple[tuple[object, ...], object, object], list[int]] = {}
+        nets, known = Nets(device), dict[object, Batches]()
+        members: dict[tuple[object, ...], list[int]] = {}
         for i, run in enumerate(runs):
-            task, seed = run.task, run.trial.seed
-            same = *task.data, id(task.model), seed if task.seed_matters else 0
-            if same not in nets:
-                nets[same] = ModuleNet(task.build(seed).to(device), task.layout)
             work = replace(run.trial.local, lr=1.0), identity(run.trial.method.objective)
-            members.setdefault((same, *work), []).append(i)
-        known: dict[object, Batches] = {}
+            members.setdefault((*net_key(run.task, run.trial.seed), *work), []).append(i)
         self._groups = [
-            (places, Group([runs[i] for i in places], nets[key[0]], known, device)) for key, places in members.items()
+            (places, Group([runs[i] for i in places], nets.of(runs[places[0]].task, runs[places[0]].trial.seed), known))
+            for places in members.values()
         ]
         self._block = min(group.block for _, group in self._groups)
         for _, group in self._groups:
@@ -202,7 +198,7 @@ class _Card:
                 torch.cuda.current_stream().wait_stream(side)
 
     def look(self) -> dict[int, int]:
-        """Record the rounds closed since the last call; return the runs that met a bad upload, and in which round."""
+        """Record the rounds closed since the last call; return the runs that had a bad upload, and in which round."""
         leaving: dict[int, int] = {}
         with self._on_device():
             since = slice(self._looked, int(self._done))

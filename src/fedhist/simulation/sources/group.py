@@ -45,9 +45,10 @@ class Group:
     They may differ in everything else: method, seed, split, N, K and learning rate.
     """
 
-    def __init__(self, runs: Sequence[Run], net: ModuleNet, known: dict[object, Batches], device: torch.device) -> None:
-        self.runs, self.net, self.device = runs, net, device
+    def __init__(self, runs: Sequence[Run], net: ModuleNet, known: dict[object, Batches]) -> None:
+        self.runs, self.net = runs, net
         first = runs[0].server.model
+        device = self.device = first.device
         self.local, self.objective = runs[0].trial.local, runs[0].trial.method.objective
         self.ks = [run.trial.k for run in runs]
         rates = torch.tensor([run.trial.local.lr for run in runs], dtype=first.dtype, device=device)
