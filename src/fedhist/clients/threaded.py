@@ -139,23 +139,23 @@ class ThreadedTrainer(Trainer):
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
-        makers: dict[tuple[int, int, int], MakeWorker] = {}
-        futures = []
-        for job, row in zip(jobs, rows, strict=True):
-            alike = id(job.task), job.seed, id(job.objective)
-            if alike not in makers:
-                makers[alike] = self._maker(job.task, job.seed, self._native and supports(job.objective))
-            futures.append(self._pool.submit(self._train, makers[alike], job, row))
-        return futures
+        kinds = [(id(job.task), job.seed, id(job.objective)) for job in jobs]
+        makers = {  # all of them before the first job begins, as in `prepare`
+            kind: self._maker(job.task, job.seed, self._native and supports(job.objective))
+            for kind, job in dict(zip(kinds, jobs, strict=True)).items()
+        }
+        work = zip(kinds, jobs, rows, strict=True)
+        return [self._pool.submit(self._train, makers[kind], job, row) for kind, job, row in work]
 
     def _train(self, make: MakeWorker, job: Job, row: Tensor) -> None:
         self._worker(make).train(job, row)
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate all models, in pieces of the test set."""
+        makers = [self._maker(task, seed, self._native) for task, seed, _ in models]
         pieces = []
-        for task, seed, model in models:
-            evaluated = partial(self._evaluated, self._maker(task, seed, self._native), model)
+        for make, (task, _, model) in zip(makers, models, strict=True):
+            evaluated = partial(self._evaluated, make, model)
             pieces.append(self._pool.map(evaluated, range(0, len(task.x_test), TEST_BATCH)))
         return [reduce(add, parts) for parts in pieces]
 
