@@ -99,8 +99,8 @@ def number(name: str, value: object, low: float | None = None, high: float | Non
     result = float(value)  # type: ignore[arg-type]
     if low is not None and high is not None and not low <= result <= high:
         raise InvalidInput(f"{name} must lie in [{low:g}, {high:g}], got {value}.")
-    if low == 0 and result < 0:
-        raise InvalidInput(f"{name} must not be negative, got {value}.")
+    if low is not None and result < low:
+        raise InvalidInput(f"{name} must {'not be negative' if low == 0 else f'be at least {low:g}'}, got {value}.")
     return result
 
 

@@ -33,10 +33,20 @@ def test_the_recorded_method_gives_what_was_recorded(task: fh.Task, tmp_path: Pa
     assert np.array_equal(again.weights.astype(np.float32), history.weights)
 
 
-def test_noise_is_that_of_the_recorded_seed(task: fh.Task, tmp_path: Path) -> None:
+def test_of_a_private_run_only_what_is_protected_is_recorded(task: fh.Task, tmp_path: Path) -> None:
+    """What the inner strategy saw, clipped and noised: it makes the same updates of it."""
+    clipping = fh.Private(fh.FedAvg(by_examples=False), clip=0.01, noise_multiplier=0.0)
+    fh.simulate(clipping, task, **COMMON, record=tmp_path / "clipped", seed=3)
+    tape = fh.Recording(tmp_path / "clipped")
+    lengths = torch.stack([tape.uploads(round_).double().norm(dim=1) for round_ in range(1, tape.about.rounds + 1)])
+    assert 0.009 < float(lengths.max()) <= 0.01
     private = fh.Private(fh.FedAvg(by_examples=False), clip=0.1, noise_multiplier=0.5)
-    fh.simulate(private, task, **COMMON, record=tmp_path, seed=3)
-    assert fh.replay(tmp_path, private).distance.max() == 0
+    fh.simulate(private, task, **COMMON, record=tmp_path / "noised", seed=3)
+    assert fh.replay(tmp_path / "noised", fh.FedAvg(by_examples=False)).distance.max() == 0
+    on_the_sum = fh.Private(fh.FedAvg(by_examples=False), clip=0.1, noise_multiplier=0.5, noise="sum")
+    with pytest.raises(fh.InvalidInput, match="record keeps every upload, which noise='sum' does not protect"):
+        fh.simulate(on_the_sum, task, **COMMON, record=tmp_path / "sum")
+    assert not (tmp_path / "sum").exists()
 
 
 def test_another_method_by_hand(recorded: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,8 @@ P = 6
 
 def server(strategy: str | fh.Strategy = "fedavg", k: int = 3, rounds: int = 10, **options: Any) -> Server:
     rows: list[Any] = [np.zeros((0, k), kind) for kind in ROWS.values()]
-    made = Server(
-        ServerOptions(strategy, k=k, **options), torch.ones(P), 8, rounds, fh.History("m", 0, "t", *rows), seed=1
-    )
-    made.open_round()
-    return made
+    about = fh.History("m", 0, "t", *rows)
+    return Server(ServerOptions(strategy, k=k, **options), torch.ones(P), 8, rounds, about, seed=1)
 
 
 def arrivals(seed: int = 0, k: int = 3) -> fh.Arrivals:
@@ -79,7 +77,7 @@ def test_rounds_are_written_down_and_short_ones_filled_up() -> None:
 )
 def test_a_round_of_mostly_bad_uploads_ends_the_run(norms: list[float], attackers: tuple[int, ...], ends: bool) -> None:
     own = server(k=8)
-    own.screen.recent.extend([1.0] * 20)
+    own.screen.begin([1.0] * 8)
     own.attackers = frozenset(attackers)
     verdict = own.judge(norms, range(10))
     assert verdict.fine == all(norm == 1.0 for norm in norms)
@@ -105,13 +103,35 @@ def test_a_model_that_becomes_infinite_is_noticed() -> None:
     assert "the model became NaN or infinite in round 1" in str(own.diverged)
 
 
+def test_a_hopeless_loss_is_divergence_although_it_is_finite() -> None:
+    own = server()
+    own.first_loss = 2.3
+    for round_, loss in ((1, 200.0), (2, 231.0)):
+        own.keep([[0, 1, 2]], [[1, 1, 1]], [[1.0, 1.0, 1.0]], None)
+        own.evaluated(round_, 0.1, loss, [], None)
+    assert "the loss after round 2 is 231, that of the first model 2.3; check" in str(own.diverged)
+    assert own.history.loss == [200.0, 231.0]
+
+
+def test_a_private_strategy_is_screened_by_its_clip_alone() -> None:
+    pytest.importorskip("dp_accounting")
+    private = fh.Private(fh.FedAvg(by_examples=False), clip=0.1, noise_multiplier=0.0)
+    own, bad = server(private, bad_updates="stop"), arrivals().deltas
+    bad[0], bad[1] = torch.nan, 1e30
+    assert own.judge([np.nan, 1e31, 0.1], range(3)).fine and not own.screen.waits
+    own.close(replace(arrivals(), deltas=bad, validate=False))
+    assert float((own.model - 1).norm()) <= 2 * 0.1 / 3 * 1.0001  # the one with NaN counts as zero
+    own.screen.accepted(range(3), [np.nan, 1e31, 0.1])
+    _, facts = own.state()
+    assert facts["screen"] == {"usual": 0.0, "recent": []}
+
+
 @pytest.mark.parametrize("strategy", ["fedhist", "wkafl", "fedhist + median"])
 def test_saved_and_restored_in_the_middle(strategy: str) -> None:
     def taken(own: Server, rounds: range) -> Server:
         for round_ in rounds:
-            own.open_round()
             own.close(arrivals(round_))
-            own.screen.recent.extend([0.1 * round_] * 3)
+            own.screen.accepted([0, 1, 2], [0.1 * round_] * 3)
             own.keep_round([0, 1, 2], [1, 1, 1], [round_, round_, round_])
             own.evaluated(round_, 0.5, 1.0, [None], None)
             own.trace(round_)
@@ -125,7 +145,7 @@ def test_saved_and_restored_in_the_middle(strategy: str) -> None:
     taken(second, range(5, 9))
     assert torch.equal(second.model, whole.model)
     assert second.history.evaluations == whole.history.evaluations and second.history.events == whole.history.events
-    assert second.screen.recent == whole.screen.recent
+    assert second.screen.state() == whole.screen.state()
     for name in ROWS:
         assert np.array_equal(getattr(second.history, name), getattr(whole.history, name)), name
     for name, values in whole.history.traces.items():

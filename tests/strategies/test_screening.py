@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,90 +10,111 @@ import torch
 from hypothesis import given, strategies as st
 
 import fedhist as fh
-from fedhist.strategies.screening import HARMLESS_RATIO, Rejected, Screen, Upload, check_form, norm_of
+from fedhist.strategies.screening import Rejected, Screen, Upload, check_form, enough_of, norm_of
 
-RATIO = 1000.0
+RATIO = 30.0
 
 
-def screen(recent: list[float], model: float = 10.0, policy: str = "reject") -> Screen:
-    known = Screen(policy, RATIO)
-    known.recent.extend(recent)
-    known.model = model
+def screen(first: list[float], model: float = 10.0, policy: str = "reject") -> Screen:
+    known = Screen(policy, RATIO, model)
+    known.begin(first)
     return known
 
 
 @pytest.mark.parametrize(
-    ("recent", "norm", "usual"),
+    ("first", "model", "usual"),
     [
-        ([0.01] * 9, 10_000.0, "0.01"),  # a million times the others
-        ([0.01] * 9, 9.9, None),  # not a thousand times
-        ([1e-6] * 9, 99.0, None),  # more than a million times, but not long compared with the model
-        ([1e-6] * 9, 101.0, "1e-06"),
-        ([], 9_999.0, None),  # no lengths are known, so the model's own is usual
-        ([], 10_001.0, "10"),
-        ([1e-9], 9_999.0, None),  # one length is not enough
-        ([0.0] * 9, 9_999.0, None),  # nor are lengths of zero
-        ([0.0] * 9, 10_001.0, "10"),
+        ([0.3, 0.1, 0.2, 0.5, 0.4], 10.0, 0.2),
+        ([0.3, 0.1, 1e6, 1e6, 1e6], 10.0, 0.3),  # three of five are bad
+        ([0.1, 0.2, 1e6], 10.0, 0.2),
+        ([0.2, 1e-9, 0.1], 10.0, 0.1),  # also where one is too short
+        ([0.1, 1e6, 2e6, 3e6, 4e6], 10.0, 10.0),  # most are bad, and the model is not
+        ([0.1, 1e6, 2e6, 3e6, 4e6], 0.0, 1e6),  # a model of zeros says nothing
+        ([0.0, 0.0, 0.0, 0.2, math.nan, math.inf], 10.0, 0.2),  # nor do these
+        ([0.0, 0.0], 10.0, 0.0),
+        ([], 10.0, 0.0),
     ],
 )
-def test_lengths_by_hand(recent: list[float], norm: float, usual: str | None) -> None:
-    known = screen(recent)
-    if usual is None:
-        assert known.admit(norm, []) == 1
-        assert list(known.recent) == recent
-    else:
-        with pytest.raises(
-            Rejected, match=f"^its length {norm:.3g} is absurd where {usual} is usual$".replace("+", ".")
-        ):
-            known.admit(norm, [])
-        assert list(known.recent) == [*recent, norm]  # once most are as long, they are usual
+def test_the_beginning(first: list[float], model: float, usual: float) -> None:
+    known = screen(first, model)
+    assert known.usual == usual and known.waits == (usual == 0)
 
 
-def test_a_length_becomes_usual() -> None:
-    known = screen([0.01] * 9)
-    for _ in range(9):
-        with pytest.raises(Rejected):
-            known.admit(1e6, [])
-    assert known.admit(1e6, []) == 1  # nine short ones and nine long ones
+def test_the_ratio_means_what_it_says() -> None:
+    for ratio in (1.0, 2.0, 1000.0):
+        known = Screen("reject", ratio, 10.0)
+        known.begin([0.2] * 5)
+        assert known.admit(0.2 * ratio) == 1
+        with pytest.raises(Rejected, match=r"its length .* is absurd where 0\.2 is usual$"):
+            known.admit(0.2 * ratio * 1.001)
+
+
+def test_what_is_rejected_leaves_no_trace() -> None:
+    known = screen([0.2] * 5)
+    for _ in range(1000):
+        with pytest.raises(Rejected, match="its length 1e\\+06 is absurd where 0.2 is usual"):
+            known.admit(1e6)
+    assert known.usual == 0.2 and not known.recent
+
+
+def test_only_most_of_the_clients_raise_what_is_usual() -> None:
+    known = screen([0.2] * 5)
+    known.accepted(range(10), [0.2] * 10)
+    for _ in range(1000):
+        known.accepted([0, 1, 2, 3], [5.0] * 4)  # however often four of ten upload
+    assert known.usual == 0.2
+    known.accepted([4, 5], [4.0, 4.0])
+    assert known.usual == 4.0
+    known.accepted(range(10), [0.01] * 10)
+    assert known.usual == 4.0  # the one client that has not converged is not absurd
+
+
+def test_clients_that_are_gone_are_forgotten() -> None:
+    known = screen([0.2] * 5)
+    known.accepted(range(1000), [0.1] * 1000)
+    assert list(known.recent) == list(range(900, 1000))
+    known.accepted([900, 950], [0.0, 0.3])
+    assert list(known.recent)[-1] == 950 and 900 not in known.recent
+
+
+@given(
+    st.lists(st.floats(0.1, 10), min_size=5, max_size=9),
+    st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1e12)), max_size=200),
+    st.floats(1, 100),
+)
+def test_nothing_longer_than_promised_is_accepted(
+    first: list[float], rest: list[tuple[int, float]], ratio: float
+) -> None:
+    known, longest = Screen("reject", ratio, 5.0), 0.0
+    known.begin(first)
+    for client, norm in rest:
+        before = known.usual
+        if known.judge([norm]).fine:
+            longest = max(longest, norm / before)
+            known.accepted([client], [norm])
+        assert before <= known.usual <= ratio * before
+    assert longest <= ratio
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
 def test_values_that_are_not_finite(norm: float) -> None:
     for policy in ("reject", "clip", "stop"):
         with pytest.raises(Rejected, match="it holds NaN or infinity"):
-            screen([1.0] * 9, policy=policy).admit(norm, [])
+            screen([1.0] * 9, policy=policy).admit(norm)
 
 
-lengths = st.floats(0, 1e12, allow_nan=False)
-
-
-@given(st.lists(lengths, max_size=8), st.lists(lengths, min_size=1, max_size=5), st.floats(1e-3, 1e3))
-def test_what_is_short_compared_with_the_model_is_accepted(recent: list[float], row: list[float], model: float) -> None:
-    known = screen(recent, model)
-    for place, norm in enumerate(row):
-        assert norm > HARMLESS_RATIO * model or known.admit(norm, row[:place]) == 1
-
-
-@given(st.lists(lengths, max_size=8), st.lists(lengths, min_size=1, max_size=5), st.sampled_from(["reject", "clip"]))
-def test_a_verdict_is_what_admitting_one_by_one_gives(recent: list[float], row: list[float], policy: str) -> None:
-    judging, admitting = screen(recent, 1.0, policy), screen(recent, 1.0, policy)
-    verdict = judging.judge(row)
-    assert list(judging.recent) == recent  # it remembers nothing
-    accepted, rejected = list[float](), dict[int, str]()
-    for place, norm in enumerate(row):
-        try:
-            accepted.append(norm * admitting.admit(norm, accepted))
-        except Rejected as reason:
-            rejected[place] = str(reason)
-    assert verdict.rejected == rejected and verdict.fine == (accepted == row)
-
-
-def test_clipped_to_the_median() -> None:
+def test_clipped_to_what_is_usual() -> None:
     known = screen([2.0] * 9, policy="clip")
-    assert known.admit(1e9, []) == pytest.approx(2e-9)
-    assert known.admit(3.0, []) == 1
-    with pytest.raises(Rejected, match="its length 1e\\+09 is absurd where 10 is usual"):
-        screen([], policy="clip").admit(1e9, [])  # there is no median to clip to
+    assert known.admit(1e9) == pytest.approx(2e-9)
+    assert known.admit(3.0) == 1
+    assert screen([], policy="clip").admit(1e9) == 1  # nothing is known
+
+
+def test_where_the_strategy_bounds_uploads_nothing_is_judged_or_kept() -> None:
+    known = Screen("stop", 1.0, 1.0, judging=False)
+    assert not known.waits and known.judge([math.nan, 1e300, 0.0]).fine
+    known.accepted([1, 2], [5.0, 6.0])
+    assert not known.recent
 
 
 def test_a_verdict_names_the_places_of_bad_uploads() -> None:
@@ -101,6 +123,17 @@ def test_a_verdict_names_the_places_of_bad_uploads() -> None:
     assert not verdict.fine and verdict.rejected == {0: not_finite, 2: not_finite, 3: too_long}
     clipped = screen([1.0] * 9, policy="clip").judge([1.0, 1e9])
     assert not clipped.fine and clipped.rejected == {}  # accepted, but not as it is
+
+
+def test_state() -> None:
+    known, other = screen([1.0] * 5), Screen("reject", RATIO, 10.0)
+    known.accepted([3, 1], [2.0, 7.0])
+    other.restore(json.loads(json.dumps(known.state())))
+    assert other.usual == known.usual and list(other.recent.items()) == [(3, 2.0), (1, 7.0)]
+
+
+def test_how_many_the_first_uploads_are_compared_with() -> None:
+    assert [enough_of(clients) for clients in (1, 2, 3, 4, 8, 9, 1000)] == [1, 2, 2, 3, 5, 5, 5]
 
 
 def test_norms_that_overflow_float32() -> None:
@@ -132,5 +165,5 @@ def test_uploads_of_another_form(upload: Upload, reason: str) -> None:
 def test_refuses() -> None:
     with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip' or 'stop', got 'drop'."):
         Screen("drop", RATIO)
-    with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be positive, got 0."):
+    with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be at least 1, got 0."):
         Screen("reject", 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhist.errors import BadUpload
 from fedhist.flower.wire import Rest
-from fedhist.strategies.screening import Rejected, Screen
+from fedhist.strategies.screening import Rejected, Screen, enough_of
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
@@ -93,7 +93,6 @@ class Exchange:
         self._nodes: dict[int, _Node] = {}
         self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
         self._waiting: list[Arrival] = []
-        self._new = False  # whether an upload has arrived since those that wait were last compared
         self._short = False  # whether fewer than K nodes are connected
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
@@ -148,11 +147,11 @@ class Exchange:
         known = self._nodes[work.node]
         known.identity = upload.identity
         # An upload is judged before its client is given a number, which may be taken from another client.
-        upload = self._admitted(work.node, upload, [each.upload.norm for each in self._waiting], time)
+        upload = self._admitted(work.node, upload, time)
         client = self._number(work.node, upload.identity)
         if any(client == each.client for each in self._waiting):
             raise Rejected(f"client {upload.identity or client} is in this round already")
-        known.failures, self._new = 0, True
+        known.failures = 0
         self._waiting.append(Arrival(work.node, client, work.version, time, upload))
 
     def fail(self, node: int, kind: str, reason: str, time: float) -> None:
@@ -176,10 +175,11 @@ class Exchange:
 
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
-        if self._new and len(self._waiting) > 1:
-            self._compare(time)
         late = self.max_round_wait is not None and time - self.opened >= self.max_round_wait
-        if len(self._waiting) < (1 if late else self.k):
+        least = 1 if late else self.k
+        if self.screen.waits and len(self._waiting) >= least and not self._judged_first(time, late=late):
+            return None
+        if len(self._waiting) < least:
             return None
         taken, self._waiting = self._waiting[: self.k], self._waiting[self.k :]
         if len(taken) < self.k:
@@ -188,12 +188,13 @@ class Exchange:
 
     def close(self, taken: Iterable[Arrival], time: float) -> None:
         """Open the next round."""
-        self.screen.recent.extend(arrival.upload.norm for arrival in taken)
+        norms = {arrival.client: arrival.upload.norm for arrival in taken}
+        self.screen.accepted(norms, list(norms.values()))
         self.version, self.opened = self.version + 1, time
 
-    def _admitted(self, node: int, upload: Upload, others: Collection[float], time: float) -> Upload:
+    def _admitted(self, node: int, upload: Upload, time: float) -> Upload:
         """Return an upload as it is accepted; raise if it is not."""
-        scale = self.screen.admit(upload.norm, others)
+        scale = self.screen.admit(upload.norm)
         if scale == 1:
             return upload
         if upload.rest:
@@ -201,16 +202,24 @@ class Exchange:
         self.note(time, "clipped", node, reason=f"its length was {upload.norm:.3g}")
         return replace(upload, delta=upload.delta * scale, norm=upload.norm * scale)
 
-    def _compare(self, time: float) -> None:
-        """Judge all uploads of the round again: there was nothing to compare the first ones of a run with."""
-        norms, kept = [arrival.upload.norm for arrival in self._waiting], []
-        for i, arrival in enumerate(self._waiting):
+    def _judged_first(self, time: float, *, late: bool) -> bool:
+        """Judge the first uploads of a run once there are enough of them to tell what is usual; return whether.
+
+        Nodes that are connected and silent must not hold up the run for ever, so after a while those there are will do.
+        """
+        connected = sum(known.connected for known in self._nodes.values())
+        late = late or time - self.opened >= self.patience
+        if len(self._waiting) < enough_of(connected) and not late:
+            return False
+        self.screen.begin(arrival.upload.norm for arrival in self._waiting)
+        waiting, self._waiting = self._waiting, []
+        for arrival in waiting:
             try:
-                upload = self._admitted(arrival.node, arrival.upload, norms[:i] + norms[i + 1 :], time)
-                kept.append(arrival._replace(upload=upload))
+                upload = self._admitted(arrival.node, arrival.upload, time)
+                self._waiting.append(arrival._replace(upload=upload))
             except Rejected as reason:
                 self.fail(arrival.node, "rejected", str(reason), time)
-        self._waiting, self._new = kept, False
+        return True
 
     def _number(self, node: int, identity: str | None) -> int:
         """Return a client's number; raise if all are taken.

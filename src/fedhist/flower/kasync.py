@@ -35,7 +35,7 @@ from fedhist.strategies import FedHist, Private
 from fedhist.strategies.fedhist import default_h
 from fedhist.strategies.screening import Rejected
 
-CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 3"
+CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 4"
 ROOM = 1000
 """Clients there is room for, at least, where `num_clients` is not given."""
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")

@@ -117,7 +117,6 @@ class Network:
 
     def _publish(self) -> None:
         """Make the server's model the current version, rounded to the types in which it travels."""
-        self.server.open_round()
         self.model = self.wire.join(self.server.model, self.rest)
         try:
             self._as_sent = self.wire.split(self.model)
@@ -212,8 +211,11 @@ class Network:
         self.exchange.fail(work.node, "rejected", reason, self.now)
 
     def _upload(self, content: RecordDict, sent: Tensor, sent_rest: Rest) -> Upload:
-        local, rest = self.wire.split(read_model(content, self.options.arrayrecord_key))
+        judging = self.server.screen.judging
+        local, rest = self.wire.split(read_model(content, self.options.arrayrecord_key), finite=judging)
         delta, moved = sent - local, {name: values - sent_rest[name] for name, values in rest.items()}
+        if not judging and not bool(torch.isfinite(delta).all()):  # that training diverged is private
+            delta = torch.zeros_like(delta)
         for name in self.wire.counts:
             rest[name] = moved.pop(name)
             if bool((rest[name].double().abs() > MOST_EXAMPLES).any()):

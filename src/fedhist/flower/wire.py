@@ -102,8 +102,11 @@ class Wire:
             raise InvalidInput(f"trainable names {name!r}, which is not a floating-point entry of initial_arrays.")
         return [name for name in floating if name in wanted]
 
-    def split(self, state: State) -> tuple[Tensor, Rest]:
-        """Return the trained entries as one vector, and the others; reject a model of another form."""
+    def split(self, state: State, *, finite: bool = True) -> tuple[Tensor, Rest]:
+        """Return the trained entries as one vector, and the others; reject a model of another form.
+
+        Without `finite`, the vector may hold NaN or infinity.
+        """
         missing, extra = self.shapes.keys() - state.keys(), state.keys() - self.shapes.keys()
         if missing:
             raise Rejected(f"the model lacks {min(missing)!r}")
@@ -122,7 +125,8 @@ class Wire:
             name: torch.from_numpy(own[name].astype(np.int64 if name in self.counts else np.float64))
             for name in self.shapes.keys() - set(self.trained)
         }
-        if not all(torch.isfinite(entry).all() for entry in (flat, *rest.values())):
+        checked = (flat, *rest.values()) if finite else rest.values()
+        if not all(torch.isfinite(entry).all() for entry in checked):
             raise Rejected("the model holds NaN or infinity")
         for name, entry in rest.items():
             if name.endswith("running_var") and bool((entry < 0).any()):

@@ -29,7 +29,7 @@ from fedhist.store import snapshot
 from fedhist.store.arrays import checksum
 from fedhist.strategies.memory import outside_buffers
 
-KIND = "a checkpoint of a fedhist simulation, 2"
+KIND = "a checkpoint of a fedhist simulation, 3"
 SECONDS_BETWEEN = 10.0
 """Seconds between checkpoints by default."""
 EXPECTED_BYTES_PER_SECOND = 100e6

@@ -24,6 +24,8 @@ MOST_EVENTS = 100_000
 """Events of a run that are kept: clients must not fill the disk."""
 ENOUGH_BAD = 5
 """Bad uploads in a round, at least, for the run to count as diverged."""
+HOPELESS_LOSS = 100.0
+"""How many times the first model's loss counts as diverged, although it is finite."""
 MOST_TRACES = 200
 """Most evaluations at which the strategy is asked for traces; if there are more, evenly spaced ones."""
 
@@ -65,13 +67,17 @@ class Server:
         self.strategy = prepared(
             options.method.strategy, num_clients, options.k, len(model), model.dtype, model.device, seed
         )
-        self.screen = Screen(options.bad_updates, options.max_norm_ratio)
+        self.screen = Screen(
+            options.bad_updates, options.max_norm_ratio, norm_of(model), judging=not self.strategy.bounds_uploads
+        )
         self.round = 0
         """Rounds that are closed."""
         self.attackers: frozenset[int] = frozenset()
         """Clients that are known to attack, in a simulation of it."""
         self.diverged: DivergedError | None = None
         """Why this run has ended early."""
+        self.first_loss: float | None = None
+        """The loss of the first model, if it is known."""
         self._name, self._hint = name or options.method.name, hint
         self._rows = {each: np.zeros((rounds, options.k), kind) for each, kind in ROWS.items()}
         evaluations = -(-rounds // eval_every)
@@ -79,10 +85,6 @@ class Server:
         self._outside = outside_buffers(self.strategy)
         self._show_rows()
         warn_if_weights_vanish(options.method, options.k)
-
-    def open_round(self) -> None:
-        """Measure the model, against whose length those of uploads are judged."""
-        self.screen.model = norm_of(self.model)
 
     def judge(self, norms: Sequence[float], clients: Sequence[int]) -> Verdict:
         """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad.
@@ -100,7 +102,7 @@ class Server:
 
         Reads no value, so that it can be captured in a CUDA graph.
         """
-        if self.tape is not None:
+        if self.tape is not None and not self.strategy.bounds_uploads:
             self.tape.take(arrivals.deltas, arrivals.num_examples)
         update = self.strategy(arrivals)
         require(
@@ -109,6 +111,8 @@ class Server:
             f"got {getattr(update, 'shape', type(update))}.",
         )
         if self.tape is not None:
+            if self.strategy.last_seen is not None:  # as they came they are nobody else's business
+                self.tape.take(self.strategy.last_seen, arrivals.num_examples)
             self.tape.took(update)
         self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
         return update
@@ -168,6 +172,10 @@ class Server:
         if loss is not None and not math.isfinite(loss):
             self.diverge(round_, f"the loss after round {round_} is {loss}")
             loss = None
+        elif loss is not None and self.first_loss and loss > HOPELESS_LOSS * self.first_loss:
+            self.diverge(
+                round_, f"the loss after round {round_} is {loss:.3g}, that of the first model {self.first_loss:.3g}"
+            )
         before = self.history.evaluations[-1].round if self.history.evaluations else 0
         mean_staleness, max_staleness = self.history.staleness_between(before, round_)
         time = float(self._rows["arrived"][round_ - 1, -1]) if round_ else 0.0
@@ -207,7 +215,8 @@ class Server:
             "evaluations": [vars(evaluation) for evaluation in history.evaluations],
             "events": list(history.events),
             "diverged": None if self.diverged is None else str(self.diverged),
-            "lengths": list(self.screen.recent),
+            "screen": self.screen.state(),
+            "first_loss": self.first_loss,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -223,7 +232,8 @@ class Server:
         history.evaluations[:] = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
         history.events[:] = facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
-        self.screen.recent.extend(facts["lengths"])
+        self.screen.restore(facts["screen"])
+        self.first_loss = facts["first_loss"]
 
 
 def about_recording(

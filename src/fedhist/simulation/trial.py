@@ -44,8 +44,8 @@ class ServerOptions:
         "Faults",
     )
     max_norm_ratio: float = option(
-        1000.0,
-        "How many times as long as usual an upload may be; up to ten times the model's length is always accepted.",
+        30.0,
+        "How many times as long as usual an upload may be; usual is what most clients have sent so far.",
         "Faults",
     )
     record: Path | None = option(None, "Keep all uploads in this folder, for `fedhist replay`.", "Run", compared=False)
@@ -65,6 +65,10 @@ class ServerOptions:
         Screen(self.bad_updates, self.max_norm_ratio)
         check_dtype(self.record_dtype)
         method = as_method(self.strategy, getattr(self, "objective", None))
+        hidden = self.record is not None and any(
+            getattr(each, "noise", None) == "sum" for each in method.strategy.modules()
+        )
+        require(not hidden, "record keeps every upload, which noise='sum' does not protect; use noise='upload'.")
         self._set(method=method, record=None if self.record is None else as_path("record", self.record))
 
     def _set(self, **values: Any) -> None:

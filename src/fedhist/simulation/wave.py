@@ -1,6 +1,7 @@
 """The loop over rounds: a source delivers, the servers close, the histories keep."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -51,6 +52,9 @@ class Wave:
         if before is not None:
             put_back(before, self.runs, self.source)
             done = before.round
+        else:
+            for run, score in zip(self.runs, self.source.evaluate(), strict=True):
+                run.server.first_loss = score.loss if math.isfinite(score.loss) else None
         self.saved.begin(self.runs)
         started = time.perf_counter() - self.runs[0].server.history.wall_seconds
         if done > self.silent and on_round:

@@ -48,6 +48,8 @@ class Strategy(nn.Module):
     num_params: int = 0
     last_weights: Tensor | None = None
     """The normalised weight of each upload of the last round, for the history."""
+    last_seen: Tensor | None = None
+    """What may be kept of the last round's uploads, ``(K, P)``, where :attr:`bounds_uploads` holds."""
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
     ina: bool = False
@@ -81,6 +83,11 @@ class Strategy(nn.Module):
     def epsilon(self) -> float | None:
         """Return the privacy budget spent; None without a guarantee, also for a wrapper that reads uploads itself."""
         return None
+
+    @property
+    def bounds_uploads(self) -> bool:
+        """Whether whatever is uploaded is bounded before anything is done with it, so that no length need be judged."""
+        return False
 
     def capturable(self) -> bool:
         """Return whether this class itself declares :attr:`branch_free`."""

@@ -44,7 +44,7 @@ def buffer_bytes(strategy: Strategy, num_clients: int, k: int, num_params: int, 
 
 def outside_buffers(strategy: Strategy) -> dict[str, object]:
     """Return fingerprints of what a strategy keeps in plain attributes, and the types of its buffers."""
-    common = vars(torch.nn.Module()).keys() | {"last_weights"}
+    common = vars(torch.nn.Module()).keys() | {"last_weights", "last_seen"}
     kept: dict[str, object] = {}
     for path, module in strategy.named_modules():
         own = {name: value for name, value in vars(module).items() if name not in common}

@@ -111,6 +111,11 @@ class Private(Wrapper):
         self.register_buffer("spent", torch.zeros(num_clients, device=device, dtype=torch.float64))
         return self
 
+    @property
+    def bounds_uploads(self) -> bool:
+        """Whether uploads are clipped here: the lengths they come with must not decide anything, nor be kept."""
+        return self.noise != "client" or self.run_seed is not None
+
     def capturable(self) -> bool:
         """Return whether a round can be captured, which noise from the operating system rules out."""
         return super().capturable() and (self.run_seed is not None or self._seed is not None)
@@ -118,7 +123,8 @@ class Private(Wrapper):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the inner strategy's update from clipped uploads, with noise on these or on their sum."""
         self.round += 1
-        update = super().forward(replace(arrivals, deltas=self._protected(arrivals), validate=False))
+        self.last_seen = self._protected(arrivals)
+        update = super().forward(replace(arrivals, deltas=self.last_seen, validate=False))
         weights = self.last_weights
         share = torch.ones(len(arrivals), device=update.device, dtype=torch.float64)
         if self.noise == "sum" and weights is not None:

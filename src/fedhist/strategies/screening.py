@@ -1,26 +1,22 @@
 """Which uploads are accepted: the same rules in a simulation and for a server on a network."""
 
-import copy
 import math
 import statistics
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedhist.errors import choice, positive
+from fedhist.errors import choice, number
 
 POLICIES = ("reject", "clip", "stop")
 """What is done with a bad upload: reject it, shorten it if only its length is wrong, or stop the run."""
-HARMLESS_RATIO = 10.0
-"""Uploads of up to this many times the model's length are always accepted."""
 ENOUGH_LENGTHS = 5
-"""Number of known lengths from which on their median alone is the usual length."""
-REMEMBERED_LENGTHS = 100
-"""Number of recent uploads from which the usual length is taken."""
+"""Number of clients whose lengths tell what is usual."""
+REMEMBERED_CLIENTS = 100
+"""Number of clients, those that were accepted last, whose lengths are remembered."""
 
 
 class Rejected(Exception):
@@ -68,49 +64,93 @@ class Verdict(NamedTuple):
     """Why uploads are rejected, by their place in the round."""
 
 
-class Screen:
-    """A policy for bad uploads, and the lengths that are usual.
+def enough_of(clients: int) -> int:
+    """Return how many uploads must be there before the first is judged; where there are few clients, most of theirs."""
+    return min(ENOUGH_LENGTHS, clients // 2 + 1)
 
-    An upload is too long if it is more than `max_norm_ratio` times as long as usual *and* long compared with the model:
-    where most clients have converged, the upload of one that has not may be thousands of times as long as theirs.
+
+class Screen:
+    """A policy for bad uploads, and the length that is usual.
+
+    It promises that no upload longer than `max_norm_ratio` times the usual length reaches the strategy. Usual is, at
+    the beginning, the lower quartile of the first uploads' lengths, which start from the same model and are much alike,
+    but not more than that model's own length; then the largest median, so far, of what clients were last accepted with.
+    It does not fall, since the upload of a client that has not converged may be hundreds of times as long as those of
+    all who have. What is rejected leaves no trace in it and each client counts once, so only most of the clients can
+    raise it.
+
+    Parameters
+    ----------
+    policy, max_norm_ratio
+        The options `bad_updates` and `max_norm_ratio`.
+    model
+        The length of the first model.
+    judging
+        False where the strategy bounds uploads itself (:attr:`Strategy.bounds_uploads`): all are accepted then, and no
+        length is remembered.
     """
 
-    def __init__(self, policy: str, max_norm_ratio: float) -> None:
+    def __init__(self, policy: str, max_norm_ratio: float, model: float = 0.0, *, judging: bool = True) -> None:
         self.policy = choice("bad_updates", policy, POLICIES)
-        self.ratio = positive("max_norm_ratio", max_norm_ratio)
-        self.recent: deque[float] = deque(maxlen=REMEMBERED_LENGTHS)
-        self.model = 0.0
-        """The length of the model, a scale that no single client determines."""
+        self.ratio = number("max_norm_ratio", max_norm_ratio, 1)
+        self.model, self.judging = model, judging
+        self.usual = 0.0
+        """The usual length; 0 as long as it is not known."""
+        self.recent: dict[int, float] = {}
+        """By client, in order of arrival: the length of the last upload that was accepted."""
 
-    def admit(self, norm: float, others: Collection[float]) -> float:
-        """Return the factor to multiply an upload by, 1 if its length is fine; raise :class:`Rejected` otherwise.
+    @property
+    def waits(self) -> bool:
+        """Whether the first uploads have to be measured before one of them can be judged."""
+        return self.judging and self.usual == 0
 
-        `others` are the lengths of the round's accepted uploads. A length that is rejected is remembered: once most
-        uploads are as long, that length is usual.
-        """
+    def begin(self, norms: Iterable[float]) -> None:
+        """Learn from the lengths of the first uploads what is usual; those of zero or not finite say nothing."""
+        known = sorted(norm for norm in norms if 0 < norm < math.inf)
+        if known:
+            quartile = known[(len(known) + 1) // 4]
+            # A model's length, which no client determines, holds even where most of the first uploads are bad.
+            self.usual = min(quartile, self.model) if self.model > 0 else quartile
+
+    def admit(self, norm: float) -> float:
+        """Return the factor to multiply an upload by, 1 if its length is fine; raise :class:`Rejected` otherwise."""
+        if not self.judging:
+            return 1.0
         if not math.isfinite(norm):
             raise Rejected("it holds NaN or infinity")
-        if norm <= HARMLESS_RATIO * self.model:
+        if norm <= self.ratio * self.usual or self.usual == 0:
             return 1.0
-        known = [*self.recent, *others]
-        median = statistics.median(known) if known else 0.0
-        usual = median if len(known) >= ENOUGH_LENGTHS and median > 0 else max(median, self.model)
-        if usual == 0 or norm <= self.ratio * usual:
-            return 1.0
-        if self.policy == "clip" and median > 0:
-            return median / norm
-        self.recent.append(norm)
-        raise Rejected(f"its length {norm:.3g} is absurd where {usual:.3g} is usual")
+        if self.policy == "clip":
+            return self.usual / norm
+        raise Rejected(f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual")
 
     def judge(self, norms: Sequence[float]) -> Verdict:
-        """Judge the uploads of a round by their lengths, in order of arrival, without remembering them."""
-        if all(norm <= HARMLESS_RATIO * self.model for norm in norms):  # false for NaN
-            return Verdict(True, {})
-        accepted, rejected, trial = list[float](), dict[int, str](), copy.copy(self)
-        trial.recent = self.recent.copy()
+        """Judge the uploads of a round by their lengths."""
+        rejected, fine = dict[int, str](), True
         for place, norm in enumerate(norms):
             try:
-                accepted.append(norm * trial.admit(norm, accepted))
+                fine = self.admit(norm) == 1 and fine
             except Rejected as reason:
                 rejected[place] = str(reason)
-        return Verdict(accepted == list(norms), rejected)
+        return Verdict(fine and not rejected, rejected)
+
+    def accepted(self, clients: Iterable[int], norms: Sequence[float]) -> None:
+        """Remember the uploads of a round that is closed."""
+        if not self.judging:
+            return
+        for client, norm in zip(clients, norms, strict=True):
+            self.recent.pop(client, None)
+            if norm > 0:
+                self.recent[client] = norm
+        while len(self.recent) > REMEMBERED_CLIENTS:
+            del self.recent[next(iter(self.recent))]
+        if len(self.recent) >= ENOUGH_LENGTHS and max(norms) > self.usual:
+            self.usual = max(self.usual, statistics.median_low(self.recent.values()))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the rounds to come depend on."""
+        return {"usual": self.usual, "recent": list(self.recent.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back what :meth:`state` returned."""
+        self.usual, self.recent = float(state["usual"]), {int(c): float(norm) for c, norm in state["recent"]}

@@ -294,7 +294,7 @@ def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
         fh.Faults(nan=-0.1)
     with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip' or 'stop', got 'ignore'"):
         run("fedavg", task, bad_updates="ignore")
-    with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be positive"):
+    with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be at least 1"):
         run("fedavg", task, max_norm_ratio=0)
     with pytest.raises(fh.InvalidInput, match="faults has no option 'lost' any more; it is called 'dropped'"):
         run("fedavg", task, faults="lost=0.1")

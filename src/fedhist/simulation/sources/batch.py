@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhist.clients.batched import BatchedTrainer
 from fedhist.clients.job import Score, identity
 from fedhist.clients.net import Nets, net_key
 from fedhist.errors import reason
@@ -22,7 +23,9 @@ from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
 from fedhist.simulation.sources.group import Batches, Group
+from fedhist.simulation.sources.queue import Queue
 from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.screening import ENOUGH_LENGTHS
 
 T = TypeVar("T")
 WARM_UP = 1
@@ -35,7 +38,7 @@ class Batch:
     """Takes runs through their rounds on one or several devices, which work at the same time."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
+        self.runs, self._begun = runs, False
         by_device: dict[torch.device, list[int]] = {}
         for i, run in enumerate(runs):
             by_device.setdefault(run.device, []).append(i)
@@ -43,6 +46,11 @@ class Batch:
 
     def play(self, close: Close) -> None:
         """Take a round; a replayed graph is only queued, so the next device need not wait."""
+        if not self._begun:
+            self._begun = True
+            for run in self.runs:
+                if run.server.screen.waits and run.trial.k < ENOUGH_LENGTHS:
+                    Queue([run], BatchedTrainer(run.device)).measure()
         for _, card in self._cards:
             card.play(close)
 
@@ -65,6 +73,7 @@ class Batch:
 
     def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned."""
+        self._begun = True
         for members, card in self._cards:
             card.restore([states[i] for i in members])
 
@@ -208,12 +217,12 @@ class _Card:
                 server, schedule = run.server, run.arriving.schedule
                 if not run.active:
                     continue
-                count = _fine_rounds(server, norms[i].numpy(), lengths[:, i])
+                count = _fine_rounds(run, norms[i].numpy(), lengths[:, i])
                 rows, given = slice(since.start, since.start + count), weights[i][:count].numpy()
                 server.keep(schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows], given)
                 if rows.stop == since.stop:
                     server.check_model()
-                elif not np.isfinite(server.screen.model):
+                elif not np.isfinite(lengths[count, i]):
                     server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
                 else:
                     server.judge(norms[i][count].tolist(), schedule.clients[rows.stop].tolist())
@@ -248,12 +257,14 @@ def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:
     return [by_run[i] for i in range(len(by_run))]
 
 
-def _fine_rounds(server: Server, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:
+def _fine_rounds(run: Run, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:
     """Return how many of some rounds went well: lengths of uploads, ``(rounds, K)``, and of models, ``(rounds,)``."""
-    screen = server.screen
+    screen, begin = run.server.screen, run.server.round
+    clients = run.arriving.schedule.clients[begin : begin + len(norms)].tolist()
     for row, lengths in enumerate(norms.tolist()):
-        screen.model = float(models[row])
-        if not np.isfinite(screen.model) or not screen.judge(lengths).fine:
+        if screen.waits:
+            screen.begin(lengths)
+        if not np.isfinite(models[row]) or not screen.judge(lengths).fine:
             return row
-        screen.recent.extend(lengths)
+        screen.accepted(clients[row], lengths)
     return len(norms)

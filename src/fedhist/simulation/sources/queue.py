@@ -1,5 +1,6 @@
 """Clients one by one, on threads or the compiled kernel, with look-ahead; faults and attackers are at work here."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,11 +16,11 @@ from fedhist.errors import BadUpload
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
-from fedhist.simulation.trial import Trial
+from fedhist.simulation.sources.feed import Table, clock_of
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
-from fedhist.world.clock import Clock, Schedule, Start
+from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, enough_of, norm_of
+from fedhist.world.clock import Clock, Start
 from fedhist.world.faults import broken
 
 REJECTED_IN_A_ROW = 100
@@ -48,6 +49,11 @@ class Queue:
             if arrivals is not None:
                 yield line.run.server, arrivals
                 line.closed()
+
+    def measure(self) -> None:
+        """Let the screens measure the first uploads, before the first round."""
+        for line in self._lines:
+            line.measure()
 
     def look(self) -> dict[int, int]:
         """Return the runs that have to leave: none, since uploads are screened before a round closes."""
@@ -97,29 +103,6 @@ def _start(trainer: Trainer, work: Work) -> None:
         upload.future = future
 
 
-def clock_of(trial: Trial) -> Clock:
-    """Return the clock of a trial at its beginning."""
-    return Clock(trial.task.num_clients, trial.k, trial.speeds, trial.seed, trial.concurrency)
-
-
-class _Table:
-    """Arrivals that are known beforehand, in the place of a clock."""
-
-    def __init__(self, schedule: Schedule, done: int) -> None:
-        self._schedule, self._position = schedule, done * schedule.k
-
-    def upcoming(self, count: int) -> list[Start]:
-        """Return the next arrivals."""
-        at = slice(self._position, self._position + count)
-        schedule = self._schedule
-        columns = (table.ravel()[at].tolist() for table in (schedule.arrived, schedule.clients, schedule.versions))
-        return [Start(t, at.start + i, c, v) for i, (t, c, v) in enumerate(zip(*columns, strict=True))]
-
-    def take(self, count: int) -> None:
-        """Leave the next arrivals behind."""
-        self._position += count
-
-
 class _Dropped(Rejected):
     """An upload that never arrived."""
 
@@ -142,7 +125,7 @@ class _Line:
     def __init__(self, run: Run, trainer: Trainer) -> None:
         self.run, self.server, self._trainer = run, run.server, trainer
         self._k, self._trial = run.trial.k, run.trial
-        self._feed: _Table | Clock = self._clock() if run.trial.faults else _Table(run.arriving.schedule, 0)
+        self._feed: Table | Clock = self._clock() if run.trial.faults else Table(run.arriving.schedule, 0)
         self._versions, self._last_models = Versions(self._holders()), Models()
         self._uploads: dict[int, _Upload] = {}
         """By the number of the start: those that have not arrived yet."""
@@ -176,7 +159,6 @@ class _Line:
 
         Those of the next round that build on a version there is need not wait for this round to close.
         """
-        self.server.open_round()
         self._versions.publish(self._round, self.server.model)
         ahead = self._trainer.works_ahead and self._round < self._trial.rounds
         return self._begun(self._feed.upcoming(2 * self._k if ahead else self._k))
@@ -209,6 +191,8 @@ class _Line:
         starts = self._feed.upcoming(self._k)
         uploads = [self._uploads[start.number].ready() for start in starts]
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
+        if self.server.screen.waits:
+            self.measure()
         arrivals = self._sent(deltas, starts)
         norms: list[float] = torch.linalg.vector_norm(arrivals.deltas, dim=1).tolist()
         verdict = self.server.judge(norms, [start.client for start in starts])
@@ -223,8 +207,8 @@ class _Line:
             starts, norms = [each.start for each in taken], [each.norm for each in taken]
             arrivals = self._arrivals(torch.stack([each.delta for each in taken]), starts)
             if self._colluding:
-                arrivals, norms = self._clipped(self._sent(arrivals.deltas, starts), starts, norms)
-        self.server.screen.recent.extend(norms)
+                arrivals, norms = self._clipped(self._sent(arrivals.deltas, starts), starts)
+        self.server.screen.accepted([start.client for start in starts], norms)
         self._settle(starts)
         self._closing = starts
         return arrivals
@@ -288,7 +272,7 @@ class _Line:
         while len(taken) < self._k or self._overdone(taken):
             start = self._next(self._k - len(taken))
             try:
-                taken.append(self._judged(start, [each.norm for each in taken]))
+                taken.append(self._judged(start))
                 in_a_row = injected = 0
             except Rejected as reason:
                 self._reject(start, reason)
@@ -315,30 +299,51 @@ class _Line:
         trial = self._trial
         return None if trial.faults is None else trial.faults.kind(trial.seed, start.client, start.number)
 
-    def _judged(self, start: Start, others: Sequence[float]) -> _Taken:
+    def measure(self) -> None:
+        """Tell the screen how long the first uploads are: those of the round, and more where it takes too few."""
+        self._versions.publish(self._round, self.server.model)
+        wanted = max(self._k, enough_of(self._trial.concurrency or self._trial.task.num_clients))
+        starts = [start for start in self._feed.upcoming(wanted) if start.version <= self._round]
+        known = (self._uploads.get(start.number) for start in starts)
+        uploads = [upload or _Upload(torch.empty_like(self.server.model)) for upload in known]
+        missing = [pair for pair in zip(starts, uploads, strict=True) if pair[0].number not in self._uploads]
+        _start(self._trainer, [(0, self._job(start), upload) for start, upload in missing])
+        sent = self._sent(torch.stack([upload.ready() for upload in uploads]), starts).deltas
+        norms = []
+        for start, delta in zip(starts, sent, strict=True):
+            with contextlib.suppress(Rejected):
+                norms.append(self._arrived(start, delta)[1])
+        self.server.screen.begin(norms)
+
+    def _arrived(self, start: Start, sent: Tensor) -> tuple[Tensor, float]:
+        """Return what arrives of an upload that was sent, and its length; raise if it has not the right form."""
+        honest, kind = Upload(sent, start.client, start.version), self._fault(start)
+        num_clients = self._trial.task.num_clients
+        if kind == "dropped":
+            raise _Dropped("it was dropped")
+        upload = honest if kind is None else broken(kind, honest, num_clients, self._round)
+        return upload.delta, check_form(upload, honest, num_clients, self._round)
+
+    def _judged(self, start: Start) -> _Taken:
         """Return an upload that is accepted; raise if it is not."""
         sent = self._uploads[start.number].ready()
         if self.run.adversary is not None and not self._colluding:
             sent = self._sent(sent[None], [start]).deltas[0]
-        honest, kind = Upload(sent, start.client, start.version), self._fault(start)
-        if kind == "dropped":
-            raise _Dropped("it was dropped")
-        upload = honest if kind is None else broken(kind, honest, self._trial.task.num_clients, self._round)
-        norm = check_form(upload, honest, self._trial.task.num_clients, self._round)
-        scale = self.server.screen.admit(norm, others)
+        delta, norm = self._arrived(start, sent)
+        scale = self._scale(start, norm)
+        return _Taken(start, delta if scale == 1 else delta * scale, norm * scale)
+
+    def _scale(self, start: Start, norm: float) -> float:
+        """Return the factor to multiply an upload by; raise if it is not accepted."""
+        scale = self.server.screen.admit(norm)
         if scale < 1:
             self._note(start, "clipped", f"its length was {norm:.3g}")
-        return _Taken(start, upload.delta if scale == 1 else upload.delta * scale, norm * scale)
+        return scale
 
-    def _clipped(
-        self, sent: Arrivals, starts: Sequence[Start], others: Sequence[float]
-    ) -> tuple[Arrivals, list[float]]:
+    def _clipped(self, sent: Arrivals, starts: Sequence[Start]) -> tuple[Arrivals, list[float]]:
         """Return uploads of attackers who waited for the others of their round, clipped where that is the policy."""
         norms = [norm_of(delta) for delta in sent.deltas]
-        scales = [self.server.screen.admit(norm, others) for norm in norms]  # none is rejected any more
-        for start, norm, scale in zip(starts, norms, scales, strict=True):
-            if scale < 1:
-                self._note(start, "clipped", f"its length was {norm:.3g}")
+        scales = [self._scale(start, norm) for start, norm in zip(starts, norms, strict=True)]  # none is rejected now
         factors = torch.tensor(scales, dtype=sent.deltas.dtype, device=sent.deltas.device)
         lengths = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
         return replace(sent, deltas=sent.deltas * factors[:, None], validate=False), lengths
@@ -348,15 +353,16 @@ class _Line:
         if not self._colluding:
             return False
         sent = self._sent(torch.stack([each.delta for each in taken]), [each.start for each in taken]).deltas
-        others, bad = [each.norm for each in taken], list[_Taken]()
+        kept = []
         for each, delta in zip(taken, sent, strict=True):
             try:
-                self.server.screen.admit(norm_of(delta), others)
+                self.server.screen.admit(norm_of(delta))
+                kept.append(each)
             except Rejected as reason:
                 self._reject(each.start, reason)
-                bad.append(each)
-        taken[:] = [each for each in taken if not any(each is other for other in bad)]
-        return bool(bad)
+        overdone = len(kept) < len(taken)
+        taken[:] = kept
+        return overdone
 
     def _reject(self, start: Start, reason: Rejected) -> None:
         """Let a client whose upload was not accepted start again from the current model."""
@@ -389,7 +395,7 @@ class _Line:
             self._feed = clock_of(self._trial)
             self._feed.restore(clock)
         else:
-            self._feed = _Table(self.run.arriving.schedule, self.server.round)
+            self._feed = Table(self.run.arriving.schedule, self.server.round)
         self._versions = Versions(self._holders())
         self._versions.restore(state["held"], state["versions"], self.run.device)
         if self._trial.method.objective.uses_previous:
