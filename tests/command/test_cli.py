@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -15,8 +14,6 @@ import pytest
 from safetensors.torch import load_file
 
 import fedhist as fh
-from fedhist.command.folder import RunFolder
-from fedhist.command.settings import Settings
 from tests.command.calls import fails, fedhist, succeeds
 
 QUICK = ["--dataset", "digits", "--clients", "20", "--k", "4", "--rounds", "6", "--eval-every", "3"]
@@ -213,16 +210,6 @@ def test_a_run_begun_here_is_not_resumed_by_ray(tmp_path: Path) -> None:
     (checkpoint / "begun.json").write_text(json.dumps({"command": "run", "fedhist": fh.__version__}))
     (checkpoint / "runs-native-00000.safetensors").write_bytes(b"")
     assert fails("resume", "a", cwd=tmp_path).startswith("a was begun with engine='local' and can only be resumed so")
-
-
-def test_nothing_is_left_where_a_run_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(fh.InvalidInput, match="cannot be written: No space left on device"):
-        RunFolder.begin(tmp_path / "deep" / "a", "a", "run", Settings())
-    assert listed(tmp_path) == set()
 
 
 def test_help_needs_no_pytorch() -> None:

@@ -21,7 +21,7 @@ import fedhist as fh
 from fedhist.flower import received, reply
 from fedhist.flower.wire import LAYOUT, PACKED, read_model
 from fedhist.strategies.screening import Rejected
-from tests.flower.grid import Behaviour
+from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import bad, final, kinds, moved, network, rejections, run
 
 Change = Callable[[RecordDict], object]
@@ -165,7 +165,8 @@ def test_a_long_upload_can_be_clipped() -> None:
     server = run(grid, k=4, rounds=4, bad_updates="clip")
     clipped = [event for event in server.history.events if event["event"] == "clipped"]
     assert len(clipped) == 4 and {event["node"] for event in clipped} == {5}
-    assert final(server)["w"].tolist() == pytest.approx([-2.0] * 4)  # three go down by 1, one goes up by as much
+    # Three go down by 1, one goes up by as much; in the first round by the length of the model, the square root of 2.
+    assert final(server)["w"].tolist() == pytest.approx([-(3 - 0.5**0.5) / 4 - 3 * (3 - 1) / 4] * 4)
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e9])
@@ -175,18 +176,29 @@ def test_a_bad_upload_can_stop_the_run(value: float) -> None:
         run(grid, k=4, rounds=4, bad_updates="stop")
 
 
-def test_uploads_may_grow_by_orders_of_magnitude() -> None:
-    by = [-1e-6]
+def growing(step: float) -> FakeGrid:
+    """Return a network in which uploads grow at the twentieth second."""
+    by = [-1e-3]
 
     def work(message: Message) -> Message:
         return reply(message, {name: values + by[0] for name, values in received(message).items()}, 10)
 
     def grow() -> None:
-        by[0] = -1.0
+        by[0] *= step
 
     grid = network(dict.fromkeys((1, 2, 3), work))
-    grid.clock.at(20.0, grow)
-    assert "rejected" not in kinds(run(grid, rounds=40))
+    for second in (20.0, 30.0):
+        grid.clock.at(second, grow)
+    return grid
+
+
+def test_uploads_may_grow_step_by_step() -> None:
+    assert "rejected" not in kinds(run(growing(25), rounds=40))
+
+
+def test_uploads_that_grow_by_orders_of_magnitude_end_the_run() -> None:
+    with pytest.raises(fh.DivergedError, match="the uploads of 2 of 3 nodes in round .* are far longer than usual"):
+        run(growing(1e6), rounds=40)
 
 
 def test_statistics_cannot_be_poisoned() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import fedhist as fh
-from fedhist.strategies.screening import Rejected, Screen, Upload, check_form, enough_of, norm_of
+from fedhist.strategies.screening import Rejected, Screen, Upload, check_form, norm_of
 
 RATIO = 30.0
 
@@ -133,7 +133,17 @@ def test_state() -> None:
 
 
 def test_how_many_the_first_uploads_are_compared_with() -> None:
-    assert [enough_of(clients) for clients in (1, 2, 3, 4, 8, 9, 1000)] == [1, 2, 2, 3, 5, 5, 5]
+    firsts = [Screen("reject", RATIO, 1.0, clients).first for clients in (1, 2, 3, 4, 8, 1000)]
+    assert firsts == [1, 2, 2, 3, 3, 3]
+
+
+def test_two_clients_raise_what_is_usual_together() -> None:
+    known = Screen("reject", RATIO, 10.0, clients=2)
+    known.begin([0.1, 0.2])
+    known.accepted([0], [2.0])
+    assert known.usual == 0.1
+    known.accepted([1], [1.0])
+    assert known.usual == 1.0
 
 
 def test_norms_that_overflow_float32() -> None:

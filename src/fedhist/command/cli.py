@@ -24,7 +24,7 @@ from fedhist.command.flags import takes_settings
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.settings import Settings
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
-from fedhist.store.files import slug, whole_file
+from fedhist.store.files import slug
 
 if TYPE_CHECKING:
     from fedhist.store.history import Comparison, History
@@ -79,12 +79,9 @@ def run(
 ) -> None:
     """Run one method and keep its history."""
     settings = Settings.read(config, flags)
-    strategy, seeds = settings["strategy"], settings["seeds"]
-    if len(strategy) != 1 or "all" in strategy or seeds != 1:
-        raise InvalidInput(
-            f"run takes one strategy and one seed, got strategy={strategy} and seeds={seeds}; use fedhist compare."
-        )
-    _carry_out(RunFolder.begin(out, strategy[0], "run", settings), quiet, tensorboard)
+    settings.require_one()
+    with contextlib.closing(RunFolder.begin(out, settings["strategy"][0], "run", settings)) as folder:
+        _carry_out(folder, quiet, tensorboard)
 
 
 @app.command()
@@ -96,7 +93,8 @@ def compare(
     settings = Settings.read(config, flags)
     if "strategy" not in settings.given:
         settings = settings.having(strategy=["fedavg", "fedhist"])
-    _carry_out(RunFolder.begin(out, "compare", "compare", settings), quiet, tensorboard)
+    with contextlib.closing(RunFolder.begin(out, "compare", "compare", settings)) as folder:
+        _carry_out(folder, quiet, tensorboard)
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -115,7 +113,8 @@ def resume(
     unfinished = RunFolder.reopen(folder)
     if unfinished is None:
         _say(f"{folder} is finished; there is nothing to resume.")
-    else:
+        return
+    with contextlib.closing(unfinished):
         _carry_out(unfinished, quiet, tensorboard)
 
 
@@ -184,16 +183,14 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
 
 def _write(runs: Comparison, folder: RunFolder) -> None:
     """Write all results into a folder, which is finished then."""
-    from safetensors.torch import save_file  # noqa: PLC0415
-
     from fedhist.report.curves import draw_curves  # noqa: PLC0415
+    from fedhist.store.snapshot import write_tensors  # noqa: PLC0415
 
     with folder.finishing():
         for history in runs:
             home = history.save(folder.home(history.name))
             if history.model is not None:
-                with whole_file(home / "model.safetensors") as part:
-                    save_file(history.model, part)
+                write_tensors(home / "model.safetensors", history.model)
         if folder.command == "compare":
             draw_curves(runs, folder.path / "curves.png", folder.settings["target"])
 

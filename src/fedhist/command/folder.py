@@ -1,6 +1,7 @@
 """The folder of a run: claimed before the work begins, and all that is needed to resume it."""
 
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from typing import Self
 
 from fedhist import __version__
 from fedhist.command.settings import Settings
-from fedhist.errors import FedHistError, InvalidInput, reason, require
-from fedhist.store.files import parse_json, read_text, slug, whole_file
+from fedhist.errors import FedHistError, InvalidInput, brief, reason, require
+from fedhist.store.files import locked, parse_json, read_text, slug, whole_file
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
+MOST_ATTEMPTS = 100
+"""How often a folder is made that others remove at the same time."""
 
 
 def from_here(path: Path) -> Path:
@@ -26,8 +29,10 @@ class RunFolder:
     The run is unfinished as long as there is a folder `checkpoint` in it.
     """
 
-    def __init__(self, path: Path, command: str, settings: Settings, created: list[Path] | None) -> None:
-        self.path, self.command, self.settings = path, command, settings
+    def __init__(
+        self, path: Path, command: str, settings: Settings, lock: contextlib.ExitStack, created: list[Path] | None
+    ) -> None:
+        self.path, self.command, self.settings, self._lock = path, command, settings, lock
         self._created = created
         """Folders that this process made, the innermost first; None for a run that is resumed."""
 
@@ -36,29 +41,45 @@ class RunFolder:
         """Claim a folder, which must be empty or not exist; without a path, a new one below `runs`."""
         from fedhist.command.experiment import completed  # noqa: PLC0415
 
-        if path is None:
-            path = base = Path("runs") / slug(f"{settings['dataset']}-{name}-seed{settings['seed']}")
-            count = 1
-            while path.exists():
-                count += 1
-                path = base.with_name(f"{base.name}-{count}")
         # It may be resumed from elsewhere, and run again with a version that has other defaults.
         files = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
         settings = completed(settings, **files)
-        with _writing(path):
+        if path is not None:
+            return cls._claimed(path, command, settings)
+        base = Path("runs") / slug(f"{settings['dataset']}-{name}-seed{settings['seed']}")
+        for count in itertools.count(2):
+            with contextlib.suppress(Taken):
+                return cls._claimed(path or base, command, settings)
+            path = base.with_name(f"{base.name}-{count}")
+        raise AssertionError  # it counts for ever
+
+    @classmethod
+    def _claimed(cls, path: Path, command: str, settings: Settings) -> Self:
+        """Begin in a folder that nobody uses. All that is done there is done by the one process that has its lock."""
+        with _writing(path), contextlib.ExitStack() as stack:
             path = path.resolve()
+            created = [each for each in (path, *path.parents) if not each.exists()]
+            stack.enter_context(_hold(path))
+            begun, part = path / CHECKPOINT, path / f".{CHECKPOINT}.part"
             relative = from_here(path)
-            begun, free = (path / CHECKPOINT).is_dir(), not path.exists() or (path.is_dir() and not any(path.iterdir()))
-            require(not begun, f"out={relative} is unfinished; resume it with: fedhist resume {relative}")
-            require(free, f"out={relative} exists already; choose another folder.")
-            folder = cls(path, command, settings, [each for each in (path, *path.parents) if not each.exists()])
+            if begun.exists() or begun.is_symlink():
+                raise Taken(f"out={relative} is unfinished; resume it with: fedhist resume {relative}")
+            if any(each != part for each in path.iterdir()):
+                raise Taken(f"out={relative} exists already; choose another folder.")
+            folder = cls(path, command, settings, stack.pop_all(), created)
             try:
-                folder.checkpoint.mkdir(parents=True)
-                settings.write(path / CONFIG)
-                with whole_file(folder.checkpoint / BEGUN) as part:
-                    part.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+                if part.exists():  # by a process that was killed as it began
+                    shutil.rmtree(part)
+                part.mkdir()
+                settings.write(part / CONFIG)
+                with whole_file(part / BEGUN) as file:
+                    file.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+                part.rename(begun)  # from here on the run has begun, with all that is needed to resume it
+                folder._show_settings()
             except OSError:
+                shutil.rmtree(part, ignore_errors=True)
                 folder.abandon()
+                folder.close()
                 raise
         return folder
 
@@ -68,24 +89,34 @@ class RunFolder:
         require(path.is_dir(), f"{path} is not the folder of a run.")
         path = path.resolve()
         relative, begun, config = from_here(path), path / CHECKPOINT / BEGUN, path / CONFIG
-        require(config.is_file(), f"{relative} holds no {CONFIG}, so there is nothing to resume.")
-        if not begun.parent.is_dir():
-            return None
-        try:
-            stored = parse_json(read_text(begun))
-            command, version = stored["command"], stored["fedhist"]
-        except FileNotFoundError:
-            raise InvalidInput(f"{relative} was stopped before it began; delete it and start again.") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
-        require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {command!r}.")
-        if version != __version__:
-            begun_with = f"{relative} was begun with fedhist {version}"
-            raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
-        folder = cls(path, command, Settings.read(config), None)
-        fits = folder.settings["engine"] == "local" or not folder.saved
-        require(fits, f"{relative} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
+        with _writing(path), contextlib.ExitStack() as stack:
+            stack.enter_context(_hold(path))
+            require(not begun.parent.is_symlink(), f"{from_here(begun.parent)} is a link, not the folder of a run.")
+            left = config.is_file() or (begun.parent / CONFIG).is_file()
+            require(left, f"{relative} holds no {CONFIG}, so there is nothing to resume.")
+            if not begun.parent.is_dir():
+                shutil.rmtree(path / f".{CHECKPOINT}", ignore_errors=True)  # by a process that was killed as it ended
+                return None
+            command = _begun_by(begun, relative)
+            folder = cls(
+                path, command, Settings.read(config if config.is_file() else begun.parent / CONFIG), stack, None
+            )
+            if command == "run":
+                folder.settings.require_one()
+            fits = folder.settings["engine"] == "local" or not folder.saved
+            require(fits, f"{relative} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
+            folder._show_settings()
+            folder._lock = stack.pop_all()
         return folder
+
+    def _show_settings(self) -> None:
+        """Put the settings where they stay when the run is finished."""
+        if not (self.path / CONFIG).exists():
+            (self.checkpoint / CONFIG).replace(self.path / CONFIG)
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        self._lock.close()
 
     @property
     def checkpoint(self) -> Path:
@@ -126,18 +157,57 @@ class RunFolder:
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
         """Let results be written; after that the run is finished."""
-        with _writing(self.path):
+        with _writing(self.path, f"; make room, and go on with: fedhist resume {from_here(self.path)}"):
             yield
             for left in self.path.rglob(".*.part"):  # by a process that was killed while it wrote
                 left.unlink()
             done = self.path / f".{CHECKPOINT}"
+            shutil.rmtree(done, ignore_errors=True)
             self.checkpoint.replace(done)  # in one step, where removing a folder takes several
             shutil.rmtree(done)
 
 
+class Taken(InvalidInput):
+    """A folder cannot be claimed, because another run has it."""
+
+
+def _hold(path: Path) -> contextlib.ExitStack:
+    """Return what holds the lock on a folder, which is made if it does not exist."""
+    for attempt in itertools.count():
+        with contextlib.ExitStack() as stack:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                if stack.enter_context(locked(path)) == path.stat().st_ino:
+                    return stack.pop_all()
+            except FileNotFoundError:  # another process has removed it just now, since its run could not begin
+                if attempt > MOST_ATTEMPTS:
+                    raise
+            except FileExistsError:
+                raise Taken(f"out={from_here(path)} exists already; choose another folder.") from None
+            except BlockingIOError:
+                raise Taken(f"{from_here(path)} is in use by another process.") from None
+    raise AssertionError  # it counts for ever
+
+
+def _begun_by(begun: Path, relative: Path) -> str:
+    """Return the command that began a run, which must be of this version."""
+    try:
+        stored = parse_json(read_text(begun))
+        command, version = stored["command"], stored["fedhist"]
+    except FileNotFoundError:
+        raise InvalidInput(f"{relative} was stopped before it began; delete it and start again.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
+    require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {brief(command)}.")
+    if version != __version__:
+        begun_with = f"{relative} was begun with fedhist {brief(version)}"
+        raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
+    return str(command)
+
+
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Path, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidInput(f"out={from_here(path)} cannot be written: {error.strerror}.") from error
+        raise InvalidInput(f"out={from_here(path)} cannot be written: {reason(error)}{remedy}.") from error

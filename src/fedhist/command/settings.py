@@ -90,6 +90,15 @@ class Settings(dict[str, Any]):
         parts = {field.name: field.metadata["part"] for field in fields(Trial) if "part" in field.metadata}
         return values | {name: kind(**values[name]) for name, kind in parts.items() if name in values}
 
+    def require_one(self) -> None:
+        """Raise unless these are the settings of a single run."""
+        strategy, seeds = self["strategy"], self["seeds"]
+        require(
+            len(strategy) == 1 and "all" not in strategy and seeds == 1,
+            f"run takes one strategy and one seed, got strategy={brief(strategy)} and seeds={seeds}; "
+            "use fedhist compare.",
+        )
+
     @classmethod
     def read(cls, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
         """Combine a TOML file with the flags that were given; flags win, and None is a flag that was not given."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhist.errors import BadUpload
 from fedhist.flower.wire import Rest
-from fedhist.strategies.screening import Rejected, Screen, enough_of
+from fedhist.strategies.screening import Rejected, Screen, TooLong, most_of
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
@@ -94,6 +94,7 @@ class Exchange:
         self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
         self._waiting: list[Arrival] = []
         self._short = False  # whether fewer than K nodes are connected
+        self._too_long = set[int]()  # nodes whose uploads were too long since the last that was not
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
         """Keep an event for the history, and log it."""
@@ -148,6 +149,7 @@ class Exchange:
         known.identity = upload.identity
         # An upload is judged before its client is given a number, which may be taken from another client.
         upload = self._admitted(work.node, upload, time)
+        self._too_long.clear()
         client = self._number(work.node, upload.identity)
         if any(client == each.client for each in self._waiting):
             raise Rejected(f"client {upload.identity or client} is in this round already")
@@ -173,6 +175,16 @@ class Exchange:
                 self.settle(message, time)
                 self.fail(work.node, "timed out", f"no reply within {patience:g} s", time)
 
+    def _connected(self) -> int:
+        return sum(known.connected for known in self._nodes.values())
+
+    def hopeless(self) -> str | None:
+        """Return why no more uploads can be expected to be accepted: those of most nodes have become too long."""
+        bad, connected = len(self._too_long), self._connected()
+        if bad < max(2, most_of(connected, connected)):
+            return None
+        return f"the uploads of {bad} of {connected} nodes in round {self.version} are far longer than usual"
+
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
         late = self.max_round_wait is not None and time - self.opened >= self.max_round_wait
@@ -194,7 +206,11 @@ class Exchange:
 
     def _admitted(self, node: int, upload: Upload, time: float) -> Upload:
         """Return an upload as it is accepted; raise if it is not."""
-        scale = self.screen.admit(upload.norm)
+        try:
+            scale = self.screen.admit(upload.norm)
+        except TooLong:
+            self._too_long.add(node)
+            raise
         if scale == 1:
             return upload
         if upload.rest:
@@ -207,9 +223,9 @@ class Exchange:
 
         Nodes that are connected and silent must not hold up the run for ever, so after a while those there are will do.
         """
-        connected = sum(known.connected for known in self._nodes.values())
+        self.screen.clients = self._connected()
         late = late or time - self.opened >= self.patience
-        if len(self._waiting) < enough_of(connected) and not late:
+        if len(self._waiting) < self.screen.first and not late:
             return False
         self.screen.begin(arrival.upload.norm for arrival in self._waiting)
         waiting, self._waiting = self._waiting, []

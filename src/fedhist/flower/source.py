@@ -126,6 +126,9 @@ class Network:
     def next(self) -> Iterator[tuple[Server, Arrivals]]:
         """Wait for the uploads that close a round: exactly K, or fewer past the deadline."""
         while (taken := self._poll()) is None:
+            if reason := self.exchange.hopeless():
+                self.server.diverge(self.exchange.version, reason)
+                return
             self.options.clock.sleep(self.options.poll_interval)
         self.taken = taken
         clients = [arrival.client for arrival in taken]

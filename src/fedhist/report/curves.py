@@ -1,5 +1,6 @@
 """Accuracy over rounds, as a picture."""
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedhist.store.history import Comparison
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
 DASHES = ("-", "--", "-.", ":")
+WIDEST_LABEL = 60
+"""Characters of a line in a legend."""
 
 
 def look(place: int) -> tuple[str, str]:
@@ -55,7 +58,7 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             rounds = live[0].round[:count] if live else []
             accuracy = 100 * np.array([history.accuracy[:count] for history in live] or [[]])
             mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
-            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
+            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=textwrap.fill(label, WIDEST_LABEL))
             if len(live) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, unknown
+from fedhist.errors import FedHistError, InvalidInput, reason, unknown
 from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
 from fedhist.report.curves import look
@@ -75,7 +75,7 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
         with whole_file(out) as part:
             part.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise FedHistError(f"{out} cannot be written: {error.strerror}.") from error
+        raise FedHistError(f"{out} cannot be written: {reason(error)}.") from error
     diverged = [(run.folder, run.diverged) for run in found.runs if run.diverged]
     return Report(out, len(found.runs) - len(diverged), [*found.left_out, *diverged])
 

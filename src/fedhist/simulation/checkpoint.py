@@ -5,8 +5,6 @@ versions that clients still hold, what the strategy and the clients remember, an
 """
 
 import contextlib
-import fcntl
-import os
 import signal
 import threading
 import time
@@ -27,6 +25,7 @@ from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
 from fedhist.store import snapshot
 from fedhist.store.arrays import checksum
+from fedhist.store.files import locked
 from fedhist.strategies.memory import outside_buffers
 
 KIND = "a checkpoint of a fedhist simulation, 3"
@@ -145,7 +144,7 @@ class Checkpoints:
         self._last, self._cost, self._failing = time.perf_counter(), 0.0, False
         self._descriptions: dict[int, dict[str, Any]] = {}
         self._kept: dict[str, Saved] = {}
-        self._lock: int | None = None
+        self._lock = contextlib.ExitStack()
         self.resumed = False
         """Whether there was something to resume."""
         if self.folder is not None:
@@ -162,20 +161,15 @@ class Checkpoints:
     def _claim(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder, os.O_RDONLY)
-        except OSError as error:
-            raise InvalidInput(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
-        except OSError:
-            self.close()
+            self._lock.enter_context(locked(folder))
+        except BlockingIOError:
             raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
+        except OSError as error:
+            raise InvalidInput(f"checkpoint={folder} cannot be written: {reason(error)}.") from error
 
     def close(self) -> None:
         """Release the lock on the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def found(self) -> list[Saved]:
         """Return the states there are, on disk or in memory."""

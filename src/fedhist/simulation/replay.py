@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedhist.clients.objectives import CrossEntropy
-from fedhist.errors import FedHistError, require
+from fedhist.errors import FedHistError, reason, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources.tape import RecordedUploads
@@ -120,7 +120,7 @@ class Replay:
                 for round_, row in enumerate(zip(*columns.values(), strict=True), start=1):
                     table.writerow([round_, *("" if math.isnan(value) else f"{value:.9g}" for value in row)])
         except OSError as error:
-            raise FedHistError(f"{folder} cannot be written: {error.strerror}.") from error
+            raise FedHistError(f"{folder} cannot be written: {reason(error)}.") from error
         return folder
 
 

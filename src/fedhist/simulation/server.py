@@ -67,9 +67,9 @@ class Server:
         self.strategy = prepared(
             options.method.strategy, num_clients, options.k, len(model), model.dtype, model.device, seed
         )
-        self.screen = Screen(
-            options.bad_updates, options.max_norm_ratio, norm_of(model), judging=not self.strategy.bounds_uploads
-        )
+        judging = not self.strategy.bounds_uploads
+        policy, ratio = options.bad_updates, options.max_norm_ratio
+        self.screen = Screen(policy, ratio, norm_of(model), num_clients, judging=judging)
         self.round = 0
         """Rounds that are closed."""
         self.attackers: frozenset[int] = frozenset()

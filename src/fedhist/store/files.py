@@ -4,7 +4,9 @@ Whatever is wrong with a file, a reader raises OSError or ValueError.
 """
 
 import errno
+import fcntl
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -18,6 +20,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+LONGEST_SLUG = 100
+"""Characters of a name made of a text; systems allow 255 bytes, and something may be put before or after it."""
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -27,7 +32,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # as the user's umask has it; some libraries make files that only the owner may read
         yield part
+        part.chmod(stat.S_IMODE(mode))
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)
@@ -35,9 +43,31 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+_PART = r"[\w.]+(\(\w+=[\w.+-]+(, \w+=[\w.+-]+)*\))?"
+_PLAIN = re.compile(rf"{_PART}( \+ {_PART})*|[\w.=+-]+", re.ASCII)
+"""How methods are named; such a name can be told from what :func:`slug` makes of it."""
+
+
 def slug(text: str) -> str:
-    """Return a name for a file or folder that still reads like the text."""
-    return re.sub(r"[^\w.=+-]+", "-", text.lower()).strip("-")[:100]
+    """Return a name for a file or folder that still reads like the text; different texts have different names."""
+    name = re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-.")
+    if _PLAIN.fullmatch(text) and len(name) <= LONGEST_SLUG:
+        return name
+    return f"{name[: LONGEST_SLUG - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold a lock on a folder and give its inode; BlockingIOError if another process, or this one, has the lock.
+
+    It ends with the process, however that ends.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield os.fstat(held).st_ino
+    finally:
+        os.close(held)
 
 
 def plain(path: Path) -> BufferedReader:

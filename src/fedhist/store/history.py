@@ -201,7 +201,7 @@ class History:
                     with whole_file(folder / name) as part:
                         part.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise FedHistError(f"{folder} cannot be written: {error.strerror}.") from error
+            raise FedHistError(f"{folder} cannot be written: {reason(error)}.") from error
         return folder
 
     @classmethod

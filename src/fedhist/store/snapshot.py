@@ -18,14 +18,19 @@ STATE = "json"
 
 def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Write a snapshot; the one before stays until the new one is complete. May raise an OSError."""
+    own = {name: _on_cpu(tensor) for name, tensor in tensors.items()}
+    own[STATE] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    write_tensors(path, own, {"kind": kind, "blake2b": _digest(own)})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, completely or not at all. May raise an OSError."""
     from safetensors import SafetensorError  # noqa: PLC0415 (a simulation without checkpoints does not need it)
     from safetensors.torch import save_file  # noqa: PLC0415
 
-    own = {name: _on_cpu(tensor) for name, tensor in tensors.items()}
-    own[STATE] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
     try:
         with whole_file(path) as part:
-            save_file(own, part, metadata={"kind": kind, "blake2b": _digest(own)})
+            save_file(dict(tensors), part, metadata=about)
     except SafetensorError as error:  # it wraps what the operating system reports
         raise OSError(str(error)) from error
 

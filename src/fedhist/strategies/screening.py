@@ -13,14 +13,18 @@ from fedhist.errors import choice, number
 
 POLICIES = ("reject", "clip", "stop")
 """What is done with a bad upload: reject it, shorten it if only its length is wrong, or stop the run."""
-ENOUGH_LENGTHS = 5
-"""Number of clients whose lengths tell what is usual."""
+FIRST_LENGTHS, ENOUGH_LENGTHS = 3, 5
+"""Number of clients whose lengths tell what is usual: before the first upload is judged, and later."""
 REMEMBERED_CLIENTS = 100
 """Number of clients, those that were accepted last, whose lengths are remembered."""
 
 
 class Rejected(Exception):
     """Why an upload is not accepted."""
+
+
+class TooLong(Rejected):
+    """An upload is not accepted because of its length alone."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,9 @@ class Verdict(NamedTuple):
     """Why uploads are rejected, by their place in the round."""
 
 
-def enough_of(clients: int) -> int:
-    """Return how many uploads must be there before the first is judged; where there are few clients, most of theirs."""
-    return min(ENOUGH_LENGTHS, clients // 2 + 1)
+def most_of(clients: int, enough: int) -> int:
+    """Return how many clients are enough; where there are few, most of them."""
+    return min(enough, clients // 2 + 1)
 
 
 class Screen:
@@ -85,19 +89,28 @@ class Screen:
         The options `bad_updates` and `max_norm_ratio`.
     model
         The length of the first model.
+    clients
+        How many clients there are.
     judging
         False where the strategy bounds uploads itself (:attr:`Strategy.bounds_uploads`): all are accepted then, and no
         length is remembered.
     """
 
-    def __init__(self, policy: str, max_norm_ratio: float, model: float = 0.0, *, judging: bool = True) -> None:
+    def __init__(
+        self, policy: str, max_norm_ratio: float, model: float = 0.0, clients: int = 1000, *, judging: bool = True
+    ) -> None:
         self.policy = choice("bad_updates", policy, POLICIES)
         self.ratio = number("max_norm_ratio", max_norm_ratio, 1)
-        self.model, self.judging = model, judging
+        self.model, self.clients, self.judging = model, clients, judging
         self.usual = 0.0
         """The usual length; 0 as long as it is not known."""
         self.recent: dict[int, float] = {}
         """By client, in order of arrival: the length of the last upload that was accepted."""
+
+    @property
+    def first(self) -> int:
+        """How many uploads must be there before one of them is judged."""
+        return most_of(self.clients, FIRST_LENGTHS)
 
     @property
     def waits(self) -> bool:
@@ -122,7 +135,7 @@ class Screen:
             return 1.0
         if self.policy == "clip":
             return self.usual / norm
-        raise Rejected(f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual")
+        raise TooLong(f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual")
 
     def judge(self, norms: Sequence[float]) -> Verdict:
         """Judge the uploads of a round by their lengths."""
@@ -144,13 +157,14 @@ class Screen:
                 self.recent[client] = norm
         while len(self.recent) > REMEMBERED_CLIENTS:
             del self.recent[next(iter(self.recent))]
-        if len(self.recent) >= ENOUGH_LENGTHS and max(norms) > self.usual:
+        if len(self.recent) >= most_of(self.clients, ENOUGH_LENGTHS) and max(norms) > self.usual:
             self.usual = max(self.usual, statistics.median_low(self.recent.values()))
 
     def state(self) -> dict[str, Any]:
         """Return what the rounds to come depend on."""
-        return {"usual": self.usual, "recent": list(self.recent.items())}
+        return {"usual": self.usual, "clients": self.clients, "recent": list(self.recent.items())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what :meth:`state` returned."""
-        self.usual, self.recent = float(state["usual"]), {int(c): float(norm) for c, norm in state["recent"]}
+        self.usual, self.clients = float(state["usual"]), int(state["clients"])
+        self.recent = {int(client): float(norm) for client, norm in state["recent"]}

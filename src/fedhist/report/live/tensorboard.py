@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import FedHistError, InvalidInput
+from fedhist.errors import FedHistError, InvalidInput, reason
 from fedhist.report.live.figures import Seen, figures, fresh
 from fedhist.store.history import History
 
@@ -35,7 +35,7 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"{folder} cannot be written: {error.strerror}.") from error
+            raise InvalidInput(f"{folder} cannot be written: {reason(error)}.") from error
 
     def __call__(self, round_: int, histories: Sequence[History]) -> None:
         """Write the evaluations that have not been written."""
@@ -47,7 +47,7 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
                         writer.add_scalar(name, value, evaluation.round)
                 writer.flush()
         except OSError as error:
-            raise FedHistError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+            raise FedHistError(f"{self.folder} cannot be written: {reason(error)}.") from error
 
     def _begin(self, name: str) -> Any:
         """Return a writer for a run, whose older files are removed."""

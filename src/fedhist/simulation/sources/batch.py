@@ -25,7 +25,6 @@ from fedhist.simulation.sources import Close
 from fedhist.simulation.sources.group import Batches, Group
 from fedhist.simulation.sources.queue import Queue
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.screening import ENOUGH_LENGTHS
 
 T = TypeVar("T")
 WARM_UP = 1
@@ -49,7 +48,7 @@ class Batch:
         if not self._begun:
             self._begun = True
             for run in self.runs:
-                if run.server.screen.waits and run.trial.k < ENOUGH_LENGTHS:
+                if run.server.screen.waits and run.trial.k < run.server.screen.first:
                     Queue([run], BatchedTrainer(run.device)).measure()
         for _, card in self._cards:
             card.play(close)

@@ -19,7 +19,7 @@ from fedhist.simulation.sources import Close
 from fedhist.simulation.sources.feed import Table, clock_of
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, enough_of, norm_of
+from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
 from fedhist.world.clock import Clock, Start
 from fedhist.world.faults import broken
 
@@ -302,7 +302,7 @@ class _Line:
     def measure(self) -> None:
         """Tell the screen how long the first uploads are: those of the round, and more where it takes too few."""
         self._versions.publish(self._round, self.server.model)
-        wanted = max(self._k, enough_of(self._trial.concurrency or self._trial.task.num_clients))
+        wanted = max(self._k, self.server.screen.first)
         starts = [start for start in self._feed.upcoming(wanted) if start.version <= self._round]
         known = (self._uploads.get(start.number) for start in starts)
         uploads = [upload or _Upload(torch.empty_like(self.server.model)) for upload in known]
