@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,27 @@ def test_nothing_is_published_that_is_not_saved(fails: int, tmp_path: Path, monk
     monkeypatch.setattr(snapshot, "write", real)
     server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=5, evaluate_fn=accuracy, **options)
     assert server.history.epsilon[-1] == gaussian_epsilon(2.0, 5, 1e-5)
+
+
+def test_two_servers_do_not_share_a_checkpoint(tmp_path: Path) -> None:
+    """Each would publish models of its own, and know only of its own."""
+    grid = network({1: moved(-1.0), 2: moved(-1.0)})
+
+    def second(*_: object) -> None:
+        with pytest.raises(fh.FedHistError, match="is in use by another process, which runs this already"):
+            run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=2, strategy=private(), checkpoint=tmp_path)
+
+    run(grid, rounds=2, strategy=private(), checkpoint=tmp_path, on_round=second)
+    assert run(grid, rounds=3, strategy=private(), checkpoint=tmp_path).history.rounds == 3
+
+
+def test_the_name_of_a_checkpoint_is_on_the_disk_before_anything_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = list[bool](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(stat.S_ISDIR(os.fstat(file).st_mode)), fsync(file)))
+    snapshot.write(tmp_path / "file", "a kind", {}, {})
+    assert synced == [False, True]
 
 
 def test_what_is_saved_already_does_not_stop_a_run_that_is_over(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from logging import INFO, WARNING
@@ -26,7 +27,7 @@ from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
 from fedhist.options import option, options_of, values_of
-from fedhist.simulation.checkpoint import NOT_DESCRIBED
+from fedhist.simulation.checkpoint import NOT_DESCRIBED, claim
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
@@ -140,8 +141,11 @@ class KAsync(ServerOptions, NetworkOptions):
         whole("num_rounds", num_rounds, 1)
         positive("timeout", timeout)
         configs = {MessageType.TRAIN: train_config, MessageType.EVALUATE: evaluate_config}
-        self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
-        return self.session.run()
+        with contextlib.ExitStack() as stack:
+            if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
+                stack.callback(os.close, claim(Path(self.checkpoint)))
+            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
+            return self.session.run()
 
 
 class Session:
@@ -288,10 +292,6 @@ class Session:
         if self.options.checkpoint is None:
             return None
         folder = Path(self.options.checkpoint)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedHistError(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
         if not (folder / CHECKPOINT).exists():
             return None
         tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)

@@ -79,6 +79,21 @@ def asked_to_stop() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
+def claim(folder: Path) -> int:
+    """Create a folder of checkpoints and lock it; closing the file that is returned releases it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InvalidInput(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+    except OSError:
+        os.close(lock)
+        raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
+    return lock
+
+
 @dataclass(frozen=True)
 class Saved:
     """Runs that take their rounds together, as they were after some round."""
@@ -149,7 +164,7 @@ class Checkpoints:
         self.resumed = False
         """Whether there was something to resume."""
         if self.folder is not None:
-            self._claim(self.folder)
+            self._lock = claim(self.folder)
             try:
                 for left in self.folder.glob(".runs-*.part"):  # by a process that was killed while it wrote
                     left.unlink()
@@ -158,18 +173,6 @@ class Checkpoints:
             except BaseException:
                 self.close()
                 raise
-
-    def _claim(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder, os.O_RDONLY)
-        except OSError as error:
-            raise InvalidInput(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
-        except OSError:
-            self.close()
-            raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
 
     def close(self) -> None:
         """Release the lock on the folder."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def write(path: Path, kind: str, tensors: Mapping[str, Tensor], state: Mapping[s
     try:
         with whole_file(path) as part:
             save_file(own, part, metadata={"kind": kind, "blake2b": _digest(own)})
+        _sync(path.parent)
     except SafetensorError as error:  # it wraps what the operating system reports
         raise OSError(str(error)) from error
 
@@ -51,6 +53,15 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise FedHistError(f"{path} is not {kind}, or it is damaged: {reason(error)}.") from error
     return tensors, state
+
+
+def _sync(folder: Path) -> None:
+    """Let the disk hold the new file's name as well: what follows may depend on it, such as privacy that is spent."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
