@@ -176,6 +176,7 @@ def test_the_history_says_what_the_run_was() -> None:
     assert server.history.setting == {
         "clients": 3,  # that have uploaded
         "num_clients": 3,
+        "authenticated": False,
         "k": 2,
         "server_lr": 0.5,
         "bad_updates": "clip",

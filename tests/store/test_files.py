@@ -101,5 +101,29 @@ def test_long_settings_are_read() -> None:
 
 
 def test_names_of_folders_read_like_the_text() -> None:
-    assert slug("FedHist(h=5, ina=False) + Median") == "fedhist-h=5-ina=false-+-median"
-    assert len(slug("x" * 300)) == 100
+    assert slug("FedHist(h=5, ina=False) + Median") == "FedHist-h=5-ina=False-+-Median"
+    assert slug("fedhist:h=5").startswith("fedhist-h=5-")  # and more, since "fedhist-h=5" is a name as well
+
+
+def test_different_texts_have_different_names() -> None:
+    texts = ["x" * 300, "x" * 301, "x" * 300 + " ", "Hinge", "HINGE", "A(b=1)", "A-b=1", "A(b=1, c=2)", "A(b=1) + C"]
+    texts += [
+        "A b",
+        "A  b",
+        "A/b",
+        "../A",
+        ".",
+        "..",
+        "",
+        "-",
+        "Ä",
+        "ä",
+        "A(b=-1)",
+        "A(b=1e-05)",
+        "\0",
+        "a" * 100,
+        "\U0001f600",
+    ]
+    names = [slug(text) for text in texts]
+    assert len(set(names)) == len(names) and max(len(name.encode()) for name in names) <= 100
+    assert not any(set(name) & set("/\0") or name.startswith(".") for name in names)

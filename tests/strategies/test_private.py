@@ -350,6 +350,16 @@ def test_refuses(make: Callable[[], object], sentence: str) -> None:
         make()
 
 
+def test_a_client_inherits_the_largest_account_of_those_that_are_gone_and_never_loses_its_own() -> None:
+    ready = equal().setup(5, 2, 3)
+    ready.spent += torch.tensor([3.0, 2.5, 4.0, 1.0, 0.0])
+    assert ready.inherit(4, {}) is None
+    assert ready.inherit(4, {3: 0, 1: 0}) == 1
+    assert ready.inherit(0, {1: 0, 3: 1}) is None  # it has spent more
+    assert ready.inherit(3, {1: 1, 0: 0}) == 1  # an upload of client 1 is still to be counted
+    assert ready.spent.tolist() == [3.0, 2.5, 4.0, 3.5, 2.5]
+
+
 def test_without_an_accountant_there_is_no_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "find_spec", lambda _: None)
     for needs_it in (equal, lambda: gaussian_epsilon(1.0, 1, 1e-5)):

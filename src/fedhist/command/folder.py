@@ -46,7 +46,7 @@ class RunFolder:
         settings = completed(settings, **files)
         if path is not None:
             return cls._claimed(path, command, settings)
-        base = Path("runs") / slug(f"{settings['dataset']}-{name}-seed{settings['seed']}")
+        base = Path("runs") / f"{slug(settings['dataset'])}-{slug(name)}-seed{settings['seed']}"
         for count in itertools.count(2):
             with contextlib.suppress(Taken):
                 return cls._claimed(path or base, command, settings)

@@ -15,12 +15,14 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedhist.errors import BadUpload
+from fedhist.flower.accounts import Accounts, node_name
 from fedhist.flower.wire import Rest
+from fedhist.store.history import ACCOUNT
 from fedhist.strategies.screening import Rejected, Screen, TooLong, most_of
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
-QUIET_EVENTS = ("joined", "returned", "enough nodes", "resumed")
+QUIET_EVENTS = ("joined", "returned", "enough nodes", "resumed", ACCOUNT)
 """Events that are logged as information, not as warnings."""
 LONGEST_REASON = 300
 """Characters of a reason that are kept: clients must not fill the disk."""
@@ -77,18 +79,26 @@ class Exchange:
     """Keeps track of nodes, versions and uploads. Version 1 is the first model, and version r opens round r.
 
     A node that has not answered for `patience` seconds is given up. A round closes with K uploads, or after
-    `max_round_wait` seconds with fewer. Times are in seconds since the first start.
+    `max_round_wait` seconds with fewer. Times are in seconds since the first start. With `accounts` of privacy spent,
+    only nodes that these admit are sent anything, and what a client calls itself has no effect.
     """
 
     def __init__(
-        self, screen: Screen, note: Note, k: int, num_clients: int, patience: float, max_round_wait: float | None = None
+        self,
+        screen: Screen,
+        note: Note,
+        k: int,
+        num_clients: int,
+        patience: float,
+        max_round_wait: float | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.screen, self.k, self.num_clients, self._note = screen, k, num_clients, note
-        self.patience, self.max_round_wait = patience, max_round_wait
+        self.patience, self.max_round_wait, self.accounts = patience, max_round_wait, accounts
         self.version, self.opened = 1, 0.0
         self.work: dict[str, Work] = {}
         """By message: what is under way."""
-        self.numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {} if accounts is None else accounts.numbers
         """The clients' numbers, by the name they give themselves, else by the node they come from."""
         self._nodes: dict[int, _Node] = {}
         self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
@@ -115,6 +125,9 @@ class Exchange:
             if known.connected and node not in connected:
                 known.connected = False
                 self.note(time, "left", node)
+        if self.accounts is not None:
+            for kind, node, about in self.accounts.meet(connected, self._busy(), time):
+                self.note(time, kind, node, **about)
         short = len(connected) < self.k
         if short != self._short:
             self._short = short
@@ -124,7 +137,8 @@ class Exchange:
         """Return the connected nodes that should be sent the current model."""
         busy = self._busy()
         idle = [node for node, known in self._nodes.items() if known.connected and known.ready <= time]
-        return sorted(node for node in idle if node not in busy)
+        admitted = idle if self.accounts is None else self.accounts.admitted
+        return sorted(node for node in idle if node not in busy and node in admitted)
 
     def _busy(self) -> set[int]:
         """Return the nodes that are at work, or whose upload waits for its round to close."""
@@ -146,13 +160,13 @@ class Exchange:
     def accept(self, work: Work, upload: Upload, time: float) -> None:
         """Let an upload wait for its round to close; raise if it is rejected."""
         known = self._nodes[work.node]
-        known.identity = upload.identity
+        known.identity = upload.identity if self.accounts is None else None
         # An upload is judged before its client is given a number, which may be taken from another client.
         upload = self._admitted(work.node, upload, time)
         self._too_long.clear()
-        client = self._number(work.node, upload.identity)
+        client = self._number(work.node, known.identity)
         if any(client == each.client for each in self._waiting):
-            raise Rejected(f"client {upload.identity or client} is in this round already")
+            raise Rejected(f"client {known.identity or client} is in this round already")
         known.failures = 0
         self._waiting.append(Arrival(work.node, client, work.version, time, upload))
 
@@ -267,4 +281,4 @@ class Exchange:
 
 def _listed(node: int, identity: str | None) -> str:
     """Return the name under which a client is listed; no name that a client gives itself looks like a node's."""
-    return f"node {node}" if identity is None else f"client {identity}"
+    return node_name(node) if identity is None else f"client {identity}"

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedhist.errors import FedHistError, number, positive, reason, require, whole
+from fedhist.errors import FedHistError, flag, number, positive, reason, require, whole
+from fedhist.flower.accounts import Accounts
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
 from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
 from fedhist.options import option, options_of, values_of
-from fedhist.simulation.checkpoint import NOT_DESCRIBED
+from fedhist.simulation.checkpoint import NOT_DESCRIBED, claimed
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
 from fedhist.store.history import History
 from fedhist.store.recording import Tape, check_room
-from fedhist.strategies import FedHist, Private
+from fedhist.strategies import FedHist, Private, Strategy
 from fedhist.strategies.fedhist import default_h
 from fedhist.strategies.screening import Rejected
 
@@ -61,13 +62,18 @@ class KAsync(ServerOptions, NetworkOptions):
     num_clients
         How many different clients may take part. FedHist derives from it how many rounds it remembers. Without it,
         those connected at the start are counted for that, and there is room for more.
+    authenticated
+        Whether the SuperLink admits nodes with registered keys only, so that a node's id proves who it is. It matters
+        to :class:`fedhist.Private`, which accounts for the privacy spent. Without it, a node that comes may be any
+        client whose node is gone: it waits for a minute and a half, and its account starts at the largest of theirs.
     min_available_nodes
         Nodes to wait for before the start; `k` by default.
     trainable
         Names of the entries the strategy works on, or a function of a name. By default all floating-point
         entries but running statistics. The others are averaged by examples.
     checkpoint
-        A folder in which to save the server while it is under way; if it holds a run, that is resumed.
+        A folder in which to save the server while it is under way; if it holds a run, that is resumed. Where privacy is
+        counted, a server that cannot save a round stops before it sends the new model to anybody.
     checkpoint_every
         Seconds between checkpoints; 0, the default, saves after every round.
     on_round
@@ -76,6 +82,7 @@ class KAsync(ServerOptions, NetworkOptions):
 
     k: int = dataclasses.field(default=10, kw_only=False, metadata=ServerOptions.__dataclass_fields__["k"].metadata)
     num_clients: int | None = option(None, "How many different clients may take part.", "Method")
+    authenticated: bool = option(False, "Only nodes with registered keys are admitted.", "Network")
     min_available_nodes: int | None = None
     trainable: Trainable = None
     checkpoint: str | Path | None = None
@@ -98,8 +105,10 @@ class KAsync(ServerOptions, NetworkOptions):
         fits = clients is None or whole("num_clients", clients, 1) >= k
         require(fits, f"k={k} uploads a round need at least as many clients, got num_clients={clients}.")
         whole("min_available_nodes", k if nodes is None else nodes, 1)
-        private = any(isinstance(part, Private) for part in self.method.strategy.modules())
-        fits = number("checkpoint_every", every, 0) == 0 or self.checkpoint is None or not private
+        flag("authenticated", self.authenticated)
+        fits = (
+            number("checkpoint_every", every, 0) == 0 or self.checkpoint is None or not privates(self.method.strategy)
+        )
         require(fits, f"checkpoint_every={every} would let a restart forget uploads whose privacy is spent; use 0.")
         fits = self.record is None or wait is None
         require(fits, f"record needs K uploads in every round, so max_round_wait must be None, got {wait}.")
@@ -131,8 +140,11 @@ class KAsync(ServerOptions, NetworkOptions):
         whole("num_rounds", num_rounds, 1)
         positive("timeout", timeout)
         configs = {MessageType.TRAIN: train_config, MessageType.EVALUATE: evaluate_config}
-        self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
-        return self.session.run()
+        with contextlib.ExitStack() as stack:
+            if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
+                stack.enter_context(claimed(Path(self.checkpoint)))
+            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
+            return self.session.run()
 
 
 class Session:
@@ -148,7 +160,8 @@ class Session:
         configs: dict[str, ConfigRecord | None],
         evaluate_fn: EvaluateFn | None,
     ) -> None:
-        self.options, self.num_rounds, self._saved = options, num_rounds, -math.inf
+        self.options, self.num_rounds = options, num_rounds
+        self._saved, self._saved_round = -math.inf, 0
         try:
             state = {name: decode(array) for name, array in initial_arrays.items()}
             self.wire = Wire(state, options.trainable)
@@ -168,7 +181,11 @@ class Session:
         tape = self._tape(own, model, room, resumed=saved is not None)
         server = self.server = Server(own, model, room, rounds, history, tape=tape, name=options.method.name)
         self.result = Result(arrays=initial_arrays)
-        exchange = Exchange(server.screen, server.note, options.k, room, timeout, options.max_round_wait)
+        counting = privates(server.strategy)
+        accounts = Accounts(counting, room, authenticated=options.authenticated) if counting else None
+        if counting and options.checkpoint is None:
+            log(WARNING, "without a checkpoint, a server that is started again counts the privacy spent from zero")
+        exchange = Exchange(server.screen, server.note, options.k, room, timeout, options.max_round_wait, accounts)
         evaluations = Evaluations(server, self.result, exchange.note, evaluate_fn, timeout, options.weighted_by_key)
         self.source = Network(options, grid, server, exchange, evaluations, self.wire, rest, configs)
         if saved is None:
@@ -262,6 +279,8 @@ class Session:
         return {
             "method": options.method.name,
             "num_clients": options.num_clients,
+            "authenticated": options.authenticated,
+            "privacy": [[part.noise_multiplier, part.clip, part.noise] for part in privates(options.method.strategy)],
             **{name: values_of(options)[name] for name in options_of(ServerOptions) if name not in NOT_DESCRIBED},
             "entries": [[name, kind, list(shape)] for name, (kind, shape) in wire.shapes.items()],
             "trained": wire.trained,
@@ -272,10 +291,6 @@ class Session:
         if self.options.checkpoint is None:
             return None
         folder = Path(self.options.checkpoint)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedHistError(f"checkpoint={folder} cannot be written: {error.strerror}.") from error
         if not (folder / CHECKPOINT).exists():
             return None
         tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)
@@ -290,7 +305,10 @@ class Session:
         try:
             self.server.restore(tensors, state["server"])
             source.restore([tensors])
-            source.exchange.numbers = state["clients"]
+            source.exchange.numbers.update(state["clients"])
+            if source.exchange.accounts is not None:
+                source.exchange.accounts.admitted.update(state["admitted"])
+            self._saved_round = self.server.round
             for metrics in METRICS:
                 setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
             source.begin(float(state["elapsed"]))
@@ -303,14 +321,23 @@ class Session:
             return
         self.server.refuse_hidden_state()
         source, (tensors, facts) = self.source, self.server.state()
-        numbers = source.exchange.numbers
+        numbers, accounts = source.exchange.numbers, source.exchange.accounts
         now = {"expected": self.expected, "server": facts, "elapsed": source.now, "clients": numbers}
-        state = self._described() | now
+        state = self._described() | now | {"admitted": sorted(accounts.admitted) if accounts else []}
         for metrics in METRICS:
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
         file = Path(self.options.checkpoint) / CHECKPOINT
         try:
             snapshot.write(file, CHECKPOINT_KIND, {**tensors, **source.state()[0]}, state)
-            self._saved = source.now
+            self._saved, self._saved_round = source.now, self.server.round
         except OSError as error:  # weeks of work must not end because a disk is full for a while
-            source.exchange.note(source.now, "not saved", reason=f"{file} cannot be written: {error.strerror or error}")
+            what = f"{file} cannot be written: {error.strerror or error}"
+            source.exchange.note(source.now, "not saved", reason=what)
+            if accounts is not None and self._saved_round < self.server.round:  # nobody has been sent this model yet
+                stopped = "the server stops before it publishes a model whose privacy a restart would not count"
+                raise FedHistError(f"{what}; {stopped}.") from error
+
+
+def privates(strategy: Strategy) -> list[Private]:
+    """Return the parts of a strategy that account for privacy, the outermost first."""
+    return [part for part in strategy.modules() if isinstance(part, Private)]

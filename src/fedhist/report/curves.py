@@ -54,11 +54,12 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             live = [history for history in runs[method] if not history.diverged]
             diverged = len(runs[method]) - len(live)
             label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
+            label = textwrap.fill(label, WIDEST_LABEL)
             count = min((len(history.evaluations) for history in live), default=0)
             rounds = live[0].round[:count] if live else []
             accuracy = 100 * np.array([history.accuracy[:count] for history in live] or [[]])
             mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
-            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=textwrap.fill(label, WIDEST_LABEL))
+            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
             if len(live) > 1:
                 spread = accuracy.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)

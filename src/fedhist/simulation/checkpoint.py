@@ -78,6 +78,20 @@ def asked_to_stop() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Create a folder of checkpoints and hold the lock on it."""
+    with contextlib.ExitStack() as lock:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(locked(folder))
+        except BlockingIOError:
+            raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
+        except OSError as error:
+            raise InvalidInput(f"checkpoint={folder} cannot be written: {reason(error)}.") from error
+        yield
+
+
 @dataclass(frozen=True)
 class Saved:
     """Runs that take their rounds together, as they were after some round."""
@@ -148,7 +162,7 @@ class Checkpoints:
         self.resumed = False
         """Whether there was something to resume."""
         if self.folder is not None:
-            self._claim(self.folder)
+            self._lock.enter_context(claimed(self.folder))
             try:
                 for left in self.folder.glob(".runs-*.part"):  # by a process that was killed while it wrote
                     left.unlink()
@@ -157,15 +171,6 @@ class Checkpoints:
             except BaseException:
                 self.close()
                 raise
-
-    def _claim(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(locked(folder))
-        except BlockingIOError:
-            raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
-        except OSError as error:
-            raise InvalidInput(f"checkpoint={folder} cannot be written: {reason(error)}.") from error
 
     def close(self) -> None:
         """Release the lock on the folder."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedhist.errors import DivergedError, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import DIVERGED, ROWS, Evaluation, History
+from fedhist.store.history import ACCOUNT, DIVERGED, ROWS, Evaluation, History
 from fedhist.store.recording import About, Tape
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
@@ -145,7 +145,7 @@ class Server:
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
         """Keep an event for the history."""
-        if len(self.history.events) < MOST_EVENTS:
+        if len(self.history.events) < MOST_EVENTS or event == ACCOUNT:  # ε follows from these
             self.history.events.append({"time": time, "round": round_, "event": event, **more})
 
     def check_model(self) -> None:

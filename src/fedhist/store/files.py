@@ -43,17 +43,17 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-_PART = r"[\w.]+(\(\w+=[\w.+-]+(, \w+=[\w.+-]+)*\))?"
-_PLAIN = re.compile(rf"{_PART}( \+ {_PART})*|[\w.=+-]+", re.ASCII)
+_PART = r"\w[\w.]*(\(\w+=[\w.+-]+(, \w+=[\w.+-]+)*\))?"
+_PLAIN = re.compile(rf"{_PART}( \+ {_PART})*|\w+(-\w+)*", re.ASCII)
 """How methods are named; such a name can be told from what :func:`slug` makes of it."""
 
 
 def slug(text: str) -> str:
     """Return a name for a file or folder that still reads like the text; different texts have different names."""
-    name = re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-.")
+    name = re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-")
     if _PLAIN.fullmatch(text) and len(name) <= LONGEST_SLUG:
         return name
-    return f"{name[: LONGEST_SLUG - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{(name.strip('.') or 'x')[: LONGEST_SLUG - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 @contextmanager

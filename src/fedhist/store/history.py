@@ -17,6 +17,8 @@ MOST_CLIENTS = 1000
 """Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
+ACCOUNT = "account"
+"""The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
 ROWS: Mapping[str, type[np.generic]] = {
     "clients": np.int64,
     "staleness": np.int64,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, st
     try:
         with whole_file(path) as part:
             save_file(dict(tensors), part, metadata=about)
+        _sync(path.parent)
     except SafetensorError as error:  # it wraps what the operating system reports
         raise OSError(str(error)) from error
 
@@ -56,6 +58,15 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise FedHistError(f"{path} is not {kind}, or it is damaged: {reason(error)}.") from error
     return tensors, state
+
+
+def _sync(folder: Path) -> None:
+    """Let the disk hold the new file's name as well: what follows may depend on it, such as privacy that is spent."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ arrive when they are ready and are not sampled. ``docs/privacy.md`` states the g
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Literal, Self
@@ -150,6 +151,19 @@ class Private(Wrapper):
         if self.noise_multiplier == 0:
             return None
         return gaussian_epsilon(self.noise_multiplier, float(self.spent.max()), self.delta if delta is None else delta)
+
+    def inherit(self, client: int, gone: Mapping[int, int]) -> int | None:
+        """Let a client have spent as much as any that is `gone`, one of which it may be.
+
+        `gone` has, for each, how many of its uploads are still to be counted. Returns the client from which this one
+        inherits; None if none has spent more.
+        """
+        spent = {other: float(self.spent[other]) + uploads for other, uploads in gone.items()}
+        most = max(spent, key=lambda other: spent[other], default=client)
+        if most == client or spent[most] <= self.spent[client]:
+            return None
+        self.spent[client] = spent[most]
+        return most
 
     def _normal(self, key: Tensor, like: Tensor) -> Tensor:
         """Return the round's noise for a key: 0 for a sum, a client's number plus one for its upload."""
