@@ -42,7 +42,7 @@ def test_wandb_hook_sends_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> N
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     runpy.run_path(str(FOLDER / "tracking" / "wandb_hook.py"), run_name="__main__")
-    assert [call.kwargs["name"] for call in wandb.init.call_args_list] == ["fedavg-seed0", "fedhist-seed0"]
+    assert [call.kwargs["name"] for call in wandb.init.call_args_list] == ["FedAvg-seed0", "FedHist-seed0"]
     run = wandb.init.return_value
     assert run.log.call_count == EVALUATIONS and run.finish.call_count == 2
     assert all(0 <= call.args[0]["accuracy"] <= 1 for call in run.log.call_args_list)

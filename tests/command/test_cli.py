@@ -52,7 +52,7 @@ def test_record_and_replay(tmp_path: Path) -> None:
     result = succeeds("replay", "a", "--strategy", "refl", "--strategy", "fedhist:ina=false", cwd=tmp_path)
     assert "The uploads of FedHist, aggregated again" in result.out and "FedHist (recorded)" in result.out
     assert "not how well another method would have learned" in " ".join(result.out.split())
-    assert "Round by round in a/replay-refl, a/replay-fedhist-ina=false." in result.out
+    assert "Round by round in a/replay-REFL, a/replay-FedHist-ina=False." in result.out
     assert json.loads((tmp_path / "a" / "replay-refl" / "replay.json").read_text())["method"] == "REFL"
     moved = succeeds("replay", "a", "--strategy", "fedavg", "--out", "c", "--quiet", cwd=tmp_path)
     assert "Round by round in c/replay-fedavg." in moved.out
@@ -69,11 +69,11 @@ def test_a_recorded_schedule(tmp_path: Path) -> None:
 def test_tensorboard_files_are_written_again_when_resumed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     succeeds("run", *QUICK, "--tensorboard", "--out", "a", "--quiet", cwd=tmp_path)
-    (first,) = (tmp_path / "a" / "tensorboard" / "fedhist-seed0").iterdir()
+    (first,) = (tmp_path / "a" / "tensorboard" / "FedHist-seed0").iterdir()
     (tmp_path / "a" / "checkpoint").mkdir()
     (tmp_path / "a" / "checkpoint" / "begun.json").write_text(json.dumps({"command": "run", "fedhist": fh.__version__}))
     succeeds("resume", "a", "--quiet", cwd=tmp_path)
-    (second,) = (tmp_path / "a" / "tensorboard" / "fedhist-seed0").iterdir()
+    (second,) = (tmp_path / "a" / "tensorboard" / "FedHist-seed0").iterdir()
     assert second != first, "written again, although resume was called without --tensorboard"
     fails("run", *QUICK, "--tensorboard", "--k", "300", "--out", "b", cwd=tmp_path)
     assert not (tmp_path / "b").exists()
@@ -85,9 +85,9 @@ def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
     assert "FedHist(ina=False)" in result.out and "±" in result.out
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"Curves are in runs/{folder.name}/curves.png, all results in runs/{folder.name}." in result.out
-    runs = {f"{method}-seed{seed}" for method in ("fedavg", "fedhist-ina=false") for seed in (0, 1)}
+    runs = {f"{method}-seed{seed}" for method in ("FedAvg", "FedHist-ina=False") for seed in (0, 1)}
     assert listed(folder) == {"config.toml", "curves.png", *runs}
-    assert fh.History.load(folder / "fedhist-ina=false-seed1").seed == 1
+    assert fh.History.load(folder / "FedHist-ina=False-seed1").seed == 1
     succeeds("compare", *methods, *QUICK, "--quiet", cwd=tmp_path)
     assert listed(tmp_path / "runs") == {folder.name, f"{folder.name}-2"}, "the first results are not overwritten"
 

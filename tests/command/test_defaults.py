@@ -27,7 +27,7 @@ def test_compare_without_options_learns(tmp_path: Path, dataset: str) -> None:
     # Each evaluation on Fashion-MNIST takes as long as a dozen rounds.
     options = [] if dataset == "digits" else ["--dataset", dataset, "--eval-every", "300"]
     succeeds("compare", *options, "--out", "a", cwd=tmp_path)
-    hist, average = (fh.History.load(tmp_path / "a" / f"{method}-seed0") for method in ("fedhist", "fedavg"))
+    hist, average = (fh.History.load(tmp_path / "a" / f"{method}-seed0") for method in ("FedHist", "FedAvg"))
     least = {"digits": (0.85, 0.6), "fashion-mnist": (0.6, 0.4)}[dataset]
     assert hist.final_accuracy > least[0] and average.final_accuracy > least[1]
     assert hist.final_accuracy > average.final_accuracy

@@ -80,10 +80,10 @@ def test_old_names_in_toml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--record"]])
 def test_what_there_was_before_a_run_diverged_is_kept(tmp_path: Path, more: list[str]) -> None:
-    sentence = fails("run", *QUICK, "--lr", "1e30", *more, "--out", "a", cwd=tmp_path)
-    assert sentence.endswith("learning rate lr=1e+30. The results up to then are in a.")
+    sentence = fails("run", *QUICK, "--lr", "20", *more, "--out", "a", cwd=tmp_path)
+    assert sentence.endswith("learning rate lr=20. The results up to then are in a.")
     history = fh.History.load(tmp_path / "a")
-    assert history.diverged and history.rounds > 0 and history.evaluations == []
+    assert history.diverged and history.rounds > 0
     assert (tmp_path / "a" / "uploads.npy").exists() == bool(more) and not (tmp_path / "a" / "checkpoint").exists()
 
 

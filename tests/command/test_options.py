@@ -142,7 +142,7 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
 def test_the_flags_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("patience = 4.0\nwarm_up = 1\n")
     succeeds("compare", *QUICK, "--config", "a.toml", "--patience", "5", "--out", "a", cwd=tmp_path)
-    for run in ("fedavg-seed0", "fedhist-seed0"):
+    for run in ("FedAvg-seed0", "FedHist-seed0"):
         setting = fh.History.load(tmp_path / "a" / run).setting
         assert (setting["patience"], setting["warm_up"]) == (5.0, 1)
 

@@ -31,7 +31,7 @@ def test_a_comparison_is_one_group(tmp_path: Path) -> None:
 def test_a_run_or_a_folder_of_comparisons(tmp_path: Path) -> None:
     fake_comparison(tmp_path / "x" / "a", {"FedHist": 0.0}, seeds=1)
     fake_comparison(tmp_path / "x" / "b", {"FedHist": 0.0}, seeds=1, beta=0.9)
-    assert len(gather([tmp_path / "x" / "a" / "fedhist-seed0"]).runs) == 1
+    assert len(gather([tmp_path / "x" / "a" / "FedHist-seed0"]).runs) == 1
     found = gather([tmp_path / "x", tmp_path / "x" / "a"])  # given twice, read once
     assert titles(found) == ["fake, β = 0.3", "fake, β = 0.9"]
     assert "beta" not in found.common and found.common["lr"] == 0.01
@@ -79,8 +79,8 @@ def test_seeds_of_several_folders_belong_together(tmp_path: Path) -> None:
 
 def test_damaged_runs_are_left_out_and_named(tmp_path: Path) -> None:
     folder = fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": 0.0}, seeds=2)
-    (folder / "fedavg-seed0" / "summary.json").write_text("{")
-    (folder / "fedavg-seed1" / "history.jsonl").unlink()
+    (folder / "FedAvg-seed0" / "summary.json").write_text("{")
+    (folder / "FedAvg-seed1" / "history.jsonl").unlink()
     empty = fake_history("FedAvg", 7)
     empty.evaluations = []
     empty.save(folder / "never")
@@ -93,7 +93,7 @@ def test_damaged_runs_are_left_out_and_named(tmp_path: Path) -> None:
     found = gather([tmp_path])
     assert [(r.history.method, r.history.seed) for r in found.runs] == [("FedHist", 0), ("FedHist", 1)]
     reasons = {path.name: reason for path, reason in found.left_out}
-    assert set(reasons) == {"fedavg-seed0", "fedavg-seed1", "never", "odd", "strange"}
+    assert set(reasons) == {"FedAvg-seed0", "FedAvg-seed1", "never", "odd", "strange"}
     assert "was never evaluated" in reasons["never"] and "different shapes" in reasons["odd"]
     assert all(str(path) in reason for path, reason in found.left_out)
 

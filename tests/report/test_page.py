@@ -45,7 +45,7 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
     assert fetched == ["data:,"], "nothing but an empty icon"
     text = without_scripts(page)
     assert "6 runs of 2 methods. FedHist ends highest" in text
-    for part in ("paired t-test", "Student's t", "Uploads that close a round", "fedavg-seed2", "Labels of the clients"):
+    for part in ("paired t-test", "Student's t", "Uploads that close a round", "FedAvg-seed2", "Labels of the clients"):
         assert part in text
     drawings = json.loads(re.search(r'id="drawings">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     names = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
@@ -103,9 +103,9 @@ def test_settings_that_differ_are_set_apart(tmp_path: Path) -> None:
 
 def test_left_out_runs_are_named_on_the_page(tmp_path: Path) -> None:
     folder = fake_comparison(tmp_path / "a", {"FedHist": 0.0}, seeds=2)
-    (folder / "fedhist-seed1" / "summary.json").write_text("{")
+    (folder / "FedHist-seed1" / "summary.json").write_text("{")
     text = without_scripts(page_of(tmp_path))
-    assert "1 folder was left out" in text and "fedhist-seed1 does not hold a complete run" in text
+    assert "1 folder was left out" in text and "FedHist-seed1 does not hold a complete run" in text
     assert "diverged" not in text
 
 
@@ -123,7 +123,7 @@ def test_a_private_run(tmp_path: Path, task: fh.Task) -> None:
 def test_runs_that_diverged(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {"FedHist": 0.0, "FedAvg": -0.1}, seeds=3)
     without = final_table(page_of(tmp_path))
-    diverged(fake_history("FedAvg", 3), 30).save(tmp_path / "fedavg-seed3")
+    diverged(fake_history("FedAvg", 3), 30).save(tmp_path / "FedAvg-seed3")
     for seed in (0, 3):
         diverged(fake_history("REFL", seed), 1).save(tmp_path / f"refl-seed{seed}")
     page = page_of(tmp_path)
@@ -135,7 +135,7 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
     text = without_scripts(page)
     assert "9 runs of 3 methods. 3 of them diverged. FedHist ends highest" in text
     assert "Runs that diverged count in no mean and no test." in text
-    assert f"{tmp_path / 'fedavg-seed3'}: FedAvg, seed 3 diverged in round 30: the loss is nan." in text
+    assert f"{tmp_path / 'FedAvg-seed3'}: FedAvg, seed 3 diverged in round 30: the loss is nan." in text
     made = write_report([tmp_path], tmp_path / "page.html")
     assert made.runs == 6 and len(made.left_out) == 3
     assert all(": the loss is nan." in reason for _, reason in made.left_out)

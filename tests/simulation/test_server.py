@@ -106,11 +106,11 @@ def test_a_model_that_becomes_infinite_is_noticed() -> None:
 def test_a_hopeless_loss_is_divergence_although_it_is_finite() -> None:
     own = server()
     own.first_loss = 2.3
-    for round_, loss in ((1, 200.0), (2, 231.0)):
+    for round_, loss in ((1, 2000.0), (2, 2310.0)):
         own.keep([[0, 1, 2]], [[1, 1, 1]], [[1.0, 1.0, 1.0]], None)
         own.evaluated(round_, 0.1, loss, [], None)
-    assert "the loss after round 2 is 231, that of the first model 2.3; check" in str(own.diverged)
-    assert own.history.loss == [200.0, 231.0]
+    assert "the loss after round 2 is 2.31e+03, that of the first model 2.3; check" in str(own.diverged)
+    assert own.history.loss == [2000.0, 2310.0]
 
 
 def test_a_private_strategy_is_screened_by_its_clip_alone() -> None:

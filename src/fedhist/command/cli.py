@@ -108,6 +108,9 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison that was stopped.")],
     quiet: Quiet = False,
     tensorboard: Board = False,
+    inexact: Annotated[
+        bool, typer.Option("--inexact", help="Also where it cannot be to the bit, as on another processor.")
+    ] = False,
 ) -> None:
     """Resume a run that was stopped; the result is the same to the bit."""
     unfinished = RunFolder.reopen(folder)
@@ -115,14 +118,14 @@ def resume(
         _say(f"{folder} is finished; there is nothing to resume.")
         return
     with contextlib.closing(unfinished):
-        _carry_out(unfinished, quiet, tensorboard)
+        _carry_out(unfinished, quiet, tensorboard, inexact)
 
 
-def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
+def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool = False) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
     where = from_here(folder.path)
     try:
-        runs = _experiment(folder, quiet, tensorboard)
+        runs = _experiment(folder, quiet, tensorboard, inexact)
     except KeyboardInterrupt as interrupt:
         folder.abandon()
         resumable = folder.checkpoint.exists()
@@ -145,7 +148,7 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool) -> None:
     _say(f"{curves} in {where}.")
 
 
-def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison:
+def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool) -> Comparison:
     """Run the settings of a folder and show the progress."""
     from fedhist.command.experiment import run_experiment  # noqa: PLC0415
     from fedhist.report.live import TensorBoard  # noqa: PLC0415
@@ -178,7 +181,7 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool) -> Comparison
             for hook in hooks:
                 hook(round_, histories)
 
-        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home)
+        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home, inexact)
 
 
 def _write(runs: Comparison, folder: RunFolder) -> None:
@@ -229,7 +232,7 @@ def replay(
         with Progress(console=stderr, transient=True, disable=quiet or not stderr.is_interactive) as bar:
             rounds = bar.add_task(name, total=recording.about.rounds)
             replays.append(replay(recording, name, on_round=partial(bar.advance, rounds, 1)))
-        places.append(replays[-1].save((out or folder) / f"replay-{slug(name)}"))
+        places.append(replays[-1].save((out or folder) / f"replay-{slug(replays[-1].method)}"))
     _print_table(f"The uploads of {recording.about.method}, aggregated again", *differences(replays))
     _print_table("Mean weight of an upload", *weights_by_staleness(replays))
     _say(WHAT_IT_IS)

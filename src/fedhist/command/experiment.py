@@ -32,11 +32,12 @@ def run_experiment(
     progress: Progress | None = None,
     checkpoint: Path | None = None,
     home: Callable[[str], Path] | None = None,
+    inexact: bool = False,
 ) -> Comparison:
     """Run all methods and seeds of the settings; each seed has its own split, schedule and model.
 
     `progress` is called during downloads, `checkpoint` is the folder for checkpoints, and `home` returns the folder
-    of a run's files by the run's name.
+    of a run's files by the run's name. `inexact` resumes also where it cannot be done to the bit.
     """
     settings = completed(settings)
     seeds = settings["seeds"]
@@ -51,6 +52,7 @@ def run_experiment(
         seeds=range(first, first + seeds),
         on_round=on_round,
         checkpoint=checkpoint if settings["engine"] == "local" else None,
+        inexact=inexact,
         **{name: settings[name] for name in ("device", "trainer", "engine", "checkpoint_every")},
         **options,
     )

@@ -200,7 +200,7 @@ def _begun_by(begun: Path, relative: Path) -> str:
         raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
     require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {brief(command)}.")
     if version != __version__:
-        begun_with = f"{relative} was begun with fedhist {brief(version)}"
+        begun_with = f"{relative} was begun with fedhist {str(version)[:20]}"
         raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
     return str(command)
 

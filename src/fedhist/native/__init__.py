@@ -80,12 +80,13 @@ def kernel() -> ctypes.CDLL:
 def _kernel() -> ctypes.CDLL | Unavailable:
     try:
         library = _built(_compiler())
+        functions = {name: getattr(library, name) for name in _ARGUMENTS}
     except Unavailable as reason:
         return reason
-    except OSError as error:
+    except (OSError, AttributeError) as error:
         return Unavailable(f"the compiled kernel could not be loaded ({error})")
     for name, (result, arguments) in _ARGUMENTS.items():
-        function = getattr(library, name)
+        function = functions[name]
         function.restype = result
         function.argtypes = [
             ctypes.c_void_p if each[0] == "*" else _TYPES.get(each, ctypes.c_int64) for each in arguments.split()
@@ -104,28 +105,47 @@ def _compiler() -> list[str]:
     raise Unavailable("there is no C compiler; install one, or fedhist[native]")
 
 
+def fingerprint() -> str:
+    """Return what tells this kernel from others: a checksum of its code."""
+    return Path(kernel()._name).stem.split("-")[-1]
+
+
 def _built(compiler: list[str]) -> ctypes.CDLL:
-    """Return the kernel from the cache, or build it."""
+    """Return the kernel from the cache, or build it.
+
+    The name of its file holds checksums of what it is made from and of its content: a file that was truncated, or put
+    there by somebody else, is not loaded, which could end the process.
+    """
     # The compiler's predefined macros: its version, and the instructions that it assumes the processor to have.
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     sources = [file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]"))]
-    digest = hashlib.sha256(b"\0".join([*sources, *map(str.encode, FLAGS), about])).hexdigest()
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist" / f"kernel-{digest[:20]}.so"
-    if cached.exists():
-        return ctypes.CDLL(str(cached))
+    name = "kernel-" + _checksum(b"\0".join([*sources, *map(str.encode, FLAGS), about]))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist"
+    for cached in sorted(cache.glob(f"{name}-*.so")):
+        with contextlib.suppress(OSError):
+            if cached.stem == f"{name}-{_checksum(cached.read_bytes())}":
+                return ctypes.CDLL(str(cached))
+            cached.unlink()
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        place = tempfile.TemporaryDirectory(dir=cached.parent)
+        cache.mkdir(parents=True, exist_ok=True)
+        place = tempfile.TemporaryDirectory(dir=cache)
     except OSError:
         place = tempfile.TemporaryDirectory()  # it cannot be cached; a loaded library needs its file no more
     with place as folder:
-        built = Path(folder) / cached.name
+        built = Path(folder) / "kernel.so"
         _run([*compiler, *FLAGS, "-shared", "-fPIC", "-o", str(built), str(SOURCE), "-lm"])
-        library = ctypes.CDLL(str(built))
+        named = built.with_name(f"{name}-{_checksum(built.read_bytes())}.so")
+        built.rename(named)
+        library = ctypes.CDLL(str(named))
         # The file is moved as a whole, so that processes may build at the same time.
-        with contextlib.suppress(OSError):
-            built.replace(cached)
+        with contextlib.suppress(OSError), named.open("rb") as file:
+            os.fsync(file.fileno())
+            named.replace(cache / named.name)
     return library
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def _run(command: list[str]) -> bytes:

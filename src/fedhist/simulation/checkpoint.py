@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, as_path, brief, number, reason
+from fedhist.errors import FedHistError, InvalidInput, as_path, brief, flag, number, reason
+from fedhist.simulation.numerics import differences
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
@@ -104,6 +105,8 @@ class Saved:
     wall_seconds: float
     facts: list[dict[str, Any]]
     tensors: list[dict[str, Tensor]]
+    inexact: str | None = None
+    """What is not as it was where they were saved, so that they will end with other bits."""
 
     @property
     def file(self) -> str:
@@ -131,6 +134,8 @@ def put_back(saved: Saved, runs: Sequence[Run], source: Simulated) -> None:
             run.server.restore(tensors, facts)
             run.left = bool(facts["left"])
             run.server.history.wall_seconds = saved.wall_seconds
+            if saved.inexact:
+                run.server.note(saved.round, run.server.time, "resumed inexactly", reason=saved.inexact)
         prefix = "source."
         source.restore(
             [{n.removeprefix(prefix): t for n, t in each.items() if n.startswith(prefix)} for each in saved.tensors]
@@ -150,10 +155,23 @@ class Checkpoints:
         All trials of the call, which a saved one must agree with.
     every
         Seconds between checkpoints; 0 saves after every round, whatever it costs.
+    numerics
+        What decides the bits of a trial's result, by its number.
+    inexact
+        Whether to resume also where that is not what it was.
     """
 
-    def __init__(self, folder: str | Path | None, trials: Sequence[Trial], every: float = SECONDS_BETWEEN) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None,
+        trials: Sequence[Trial],
+        every: float,
+        numerics: Callable[[int], dict[str, str]],
+        *,
+        inexact: bool = False,
+    ) -> None:
         self.folder, self.trials = None if folder is None else as_path("checkpoint", folder), trials
+        self._numerics, self._inexact = numerics, flag("inexact", inexact)
         self.every = number("checkpoint_every", every, 0)
         self._last, self._cost, self._failing = time.perf_counter(), 0.0, False
         self._descriptions: dict[int, dict[str, Any]] = {}
@@ -194,6 +212,7 @@ class Checkpoints:
                 place, _, rest = name.partition(".")
                 by_run[int(place)][rest] = tensor
             descriptions, members = stored.pop("described"), {int(i): int(d) for i, d in stored.pop("members")}
+            numerics = stored.pop("numerics")
             state = Saved(members=members, tensors=by_run, **stored)
             for i, description in zip(members, descriptions, strict=True):
                 if i >= len(self.trials):
@@ -204,6 +223,13 @@ class Checkpoints:
                             f"{file} holds another run: {name} is {brief(description.get(name))} there and "
                             f"{brief(value)} here; use another folder."
                         )
+            changed = differences(numerics, self._numerics(min(members)))
+            if changed and not self._inexact:
+                raise FedHistError(
+                    f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it goes on, and "
+                    "its history says so."
+                )
+            state = replace(state, inexact=changed)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise FedHistError(f"{file} is damaged: {error!r}.") from error
         return state
@@ -238,6 +264,7 @@ class Checkpoints:
         tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
         facts = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
         facts |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
+        facts["numerics"] = self._numerics(min(state.members))
         try:
             snapshot.write(file, KIND, tensors, facts)
         except OSError as error:
@@ -262,7 +289,6 @@ def described(trial: Trial) -> dict[str, Any]:
     hidden = repr(outside_buffers(trial.method.strategy)).encode()
     return {
         "fedhist": __version__,
-        "torch": torch.__version__,
         "method": trial.method.name,
         "the strategy": checksum(np.frombuffer(hidden, np.uint8)),
         "task": trial.task.name,

@@ -18,6 +18,7 @@ from fedhist.simulation.checkpoint import (
     Saved,
 )
 from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
 from fedhist.simulation.run import Run, recording_of
 from fedhist.simulation.trial import Trial
@@ -113,6 +114,7 @@ def simulate_many(
     on_round: OnRound | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = SECONDS_BETWEEN,
+    inexact: bool = False,
 ) -> list[History]:
     """Run many trials, side by side where possible, and return their histories in the same order.
 
@@ -138,6 +140,9 @@ def simulate_many(
     checkpoint_every
         Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the
         time. 0 saves after every round, whatever it costs.
+    inexact
+        Resume a checkpoint also where it cannot be done to the bit: with another processor, PyTorch, compiler or, for
+        the reference and batched trainers on a CPU, number of threads. An event in the history says so.
     """
     fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
     require(fits, "trials must be a list of fedhist.Trial.")
@@ -152,11 +157,20 @@ def simulate_many(
     devices = devices_of(device)
     recordings = [trial.record for trial in trials if trial.record is not None]
     require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
-    with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every)) as saved:
+    plans = plan(trials, trainer, devices[0])
+    known: dict[tuple[object, ...], dict[str, str]] = {}
+
+    def computed_by(i: int) -> dict[str, str]:
+        what = *trials[i].task.data, id(trials[i].task.model), plans[i].trainer
+        if what not in known:
+            known[what] = numerics(plans[i], devices[0])
+        return known[what]
+
+    with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every, computed_by, inexact=inexact)) as saved:
         tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
         if not saved.resumed:
             check_room(tapes, resumable=checkpoint is not None)
-        return _Engine(plan(trials, trainer, devices[0]), devices, on_round, saved).run()
+        return _Engine(plans, devices, on_round, saved).run()
 
 
 class _Engine:

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from fedhist import native
 from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
 from fedhist.clients.job import identity
 from fedhist.clients.native import why_not_native
@@ -115,6 +116,11 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
             )
             return "reference"
         return "batched"
+    if name == "auto":
+        try:
+            native.kernel()
+        except native.Unavailable as error:
+            warnings.warn(f"clients are trained by PyTorch, which takes several times as long: {error}.", stacklevel=5)
     return "native" if name == "auto" else name
 
 

@@ -24,7 +24,7 @@ MOST_EVENTS = 100_000
 """Events of a run that are kept: clients must not fill the disk."""
 ENOUGH_BAD = 5
 """Bad uploads in a round, at least, for the run to count as diverged."""
-HOPELESS_LOSS = 100.0
+HOPELESS_LOSS = 1000.0
 """How many times the first model's loss counts as diverged, although it is finite."""
 MOST_TRACES = 200
 """Most evaluations at which the strategy is asked for traces; if there are more, evenly spaced ones."""
@@ -142,6 +142,11 @@ class Server:
     def _show_rows(self) -> None:
         for name, table in self._rows.items():
             setattr(self.history, name, table[: self.round])
+
+    @property
+    def time(self) -> float:
+        """When the last round was closed."""
+        return float(self._rows["arrived"][self.round - 1, -1]) if self.round else 0.0
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
         """Keep an event for the history."""

@@ -3,8 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedhist.errors import BadUpload
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
+from fedhist.simulation.sources.computed import Computed, Work, compute
 from fedhist.simulation.sources.feed import Table, clock_of
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
@@ -43,7 +43,7 @@ class Queue:
     def next(self) -> Iterator[tuple[Server, Arrivals]]:
         """Deliver the next round of each run that is still active."""
         lines = [line for line in self._lines if line.run.active]
-        _start(self.trainer, [each for line in lines for each in line.begin()])
+        compute(self.trainer, [each for line in lines for each in line.begin()])
         for line in lines:
             arrivals = line.arrivals()
             if arrivals is not None:
@@ -77,32 +77,6 @@ class Queue:
         self.trainer.close()
 
 
-@dataclass
-class _Upload:
-    """An upload that is being computed, or was."""
-
-    row: Tensor
-    future: Future[None] | None = None
-
-    def ready(self) -> Tensor:
-        """Return it, once it is there."""
-        if self.future is not None:
-            self.future.result()
-        return self.row
-
-
-Work = list[tuple[int, Job, _Upload]]
-"""Uploads to be computed: 0 for those of the round under way, 1 for the next one's."""
-
-
-def _start(trainer: Trainer, work: Work) -> None:
-    """Let a trainer begin; what the round under way waits for goes first."""
-    work.sort(key=lambda each: each[0])
-    futures = trainer.start([job for _, job, _ in work], [upload.row for _, _, upload in work])
-    for (_, _, upload), future in zip(work, futures, strict=False):  # none where all is done already
-        upload.future = future
-
-
 class _Dropped(Rejected):
     """An upload that never arrived."""
 
@@ -127,7 +101,7 @@ class _Line:
         self._k, self._trial = run.trial.k, run.trial
         self._feed: Table | Clock = self._clock() if run.trial.faults else Table(run.arriving.schedule, 0)
         self._versions, self._last_models = Versions(self._holders()), Models()
-        self._uploads: dict[int, _Upload] = {}
+        self._uploads: dict[int, Computed] = {}
         """By the number of the start: those that have not arrived yet."""
         self._rounds: dict[int, Tensor] = {}
         """The uploads of rounds to come, ``(K, P)`` each, while it is known who will be in them."""
@@ -168,7 +142,7 @@ class _Line:
         for place, start in enumerate(starts):
             if start.number not in self._uploads and start.version <= self._round:
                 ahead = place // self._k
-                upload = self._uploads[start.number] = _Upload(self._row(ahead, place % self._k))
+                upload = self._uploads[start.number] = Computed(self._row(ahead, place % self._k))
                 work.append((ahead, self._job(start), upload))
         return work
 
@@ -290,7 +264,7 @@ class _Line:
         """Return the next arrival; it and those that may follow are computed together."""
         starts = self._feed.upcoming(wanted)
         if starts[0].number not in self._uploads:
-            _start(self._trainer, self._begun(starts))
+            compute(self._trainer, self._begun(starts))
         self._feed.take(1)
         return starts[0]
 
@@ -304,11 +278,11 @@ class _Line:
         self._versions.publish(self._round, self.server.model)
         wanted = max(self._k, self.server.screen.first)
         starts = [start for start in self._feed.upcoming(wanted) if start.version <= self._round]
-        known = (self._uploads.get(start.number) for start in starts)
-        uploads = [upload or _Upload(torch.empty_like(self.server.model)) for upload in known]
-        missing = [pair for pair in zip(starts, uploads, strict=True) if pair[0].number not in self._uploads]
-        _start(self._trainer, [(0, self._job(start), upload) for start, upload in missing])
-        sent = self._sent(torch.stack([upload.ready() for upload in uploads]), starts).deltas
+        more = [start for start in starts if start.number not in self._uploads]
+        uploads = {start.number: Computed(torch.empty_like(self.server.model)) for start in more}
+        compute(self._trainer, [(0, self._job(start), uploads[start.number]) for start in more])
+        uploads |= self._uploads
+        sent = self._sent(torch.stack([uploads[start.number].ready() for start in starts]), starts).deltas
         norms = []
         for start, delta in zip(starts, sent, strict=True):
             with contextlib.suppress(Rejected):
