@@ -53,9 +53,9 @@ def test_record_and_replay(tmp_path: Path) -> None:
     assert "The uploads of FedHist, aggregated again" in result.out and "FedHist (recorded)" in result.out
     assert "not how well another method would have learned" in " ".join(result.out.split())
     assert "Round by round in a/replay-REFL, a/replay-FedHist-ina=False." in result.out
-    assert json.loads((tmp_path / "a" / "replay-refl" / "replay.json").read_text())["method"] == "REFL"
+    assert json.loads((tmp_path / "a" / "replay-REFL" / "replay.json").read_text())["method"] == "REFL"
     moved = succeeds("replay", "a", "--strategy", "fedavg", "--out", "c", "--quiet", cwd=tmp_path)
-    assert "Round by round in c/replay-fedavg." in moved.out
+    assert "Round by round in c/replay-FedAvg." in moved.out
     assert (tmp_path / "c" / "replay-fedavg" / "rounds.csv").exists()
 
 

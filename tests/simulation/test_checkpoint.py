@@ -301,3 +301,55 @@ def test_other_options_that_no_name_shows_are_noticed(make_task: Callable[..., f
     fh.simulate(Quiet(0.9), make_task(), **options(), checkpoint=tmp_path)
     with pytest.raises(fh.FedHistError, match="holds another run: the strategy is"):
         fh.simulate(Quiet(0.1), make_task(), **options(), checkpoint=tmp_path)
+
+
+def stopped(task: fh.Task, folder: Path, **options: Any) -> None:
+    """Leave a checkpoint of a run that was interrupted after its third round."""
+
+    def stop(round_: int, _: object) -> None:
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fh.simulate("fedavg", task, k=2, rounds=6, checkpoint=folder, checkpoint_every=0, on_round=stop, **options)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name", "value", "says"),
+    [
+        ("auto", "fedhist.native.fingerprint", lambda: "another", "compiled kernel .* there, another here"),
+        ("auto", "fedhist.simulation.numerics.why_not_native", lambda *_: "no compiler", "kernel .* there, none here"),
+        ("threaded", "fedhist.simulation.numerics.processor", lambda: "Abacus 3", "processor .* there, Abacus 3 here"),
+        ("reference", "torch.get_num_threads", lambda: 77, r"threads \d+ there, 77 here"),
+        ("batched", "torch.get_num_threads", lambda: 77, r"threads \d+ there, 77 here"),
+        ("threaded", "torch.__version__", "9.9.9", "PyTorch .* there, 9.9.9 here"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_resumed_to_the_bit_is_refused_unless_asked_for(
+    task: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, name: str, value: object, says: str
+) -> None:
+    stopped(task, tmp_path, trainer=trainer)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    same = {"k": 2, "rounds": 6, "checkpoint": tmp_path, "checkpoint_every": 0, "trainer": trainer}
+    with monkeypatch.context() as patch:
+        patch.setattr(name, value)
+        with pytest.raises(fh.FedHistError, match=f"cannot be resumed to the bit: .*{says}; with --inexact"):
+            fh.simulate("fedavg", task, **same)
+        assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+        history = fh.simulate("fedavg", task, **same, inexact=True)
+    (event,) = history.events
+    assert event["event"] == "resumed inexactly" and event["round"] in (2, 3) and history.rounds == 6
+
+
+def test_threads_do_not_matter_where_a_client_has_one(
+    task: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fh.simulate("fedavg", task, k=2, rounds=6)
+    stopped(task, tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        history = fh.simulate("fedavg", task, k=2, rounds=6, checkpoint=tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    assert history.events == [] and history.evaluations == whole.evaluations

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class Checkpoints:
     every
         Seconds between checkpoints; 0 saves after every round, whatever it costs.
     numerics
-        What decides the bits of a trial's result, by its number.
+        What decides the bits of each trial's result; needed only with a folder.
     inexact
         Whether to resume also where that is not what it was.
     """
@@ -166,7 +166,7 @@ class Checkpoints:
         folder: str | Path | None,
         trials: Sequence[Trial],
         every: float,
-        numerics: Callable[[int], dict[str, str]],
+        numerics: Sequence[dict[str, str]],
         *,
         inexact: bool = False,
     ) -> None:
@@ -223,7 +223,7 @@ class Checkpoints:
                             f"{file} holds another run: {name} is {brief(description.get(name))} there and "
                             f"{brief(value)} here; use another folder."
                         )
-            changed = differences(numerics, self._numerics(min(members)))
+            changed = differences(numerics, self._numerics[min(members)])
             if changed and not self._inexact:
                 raise FedHistError(
                     f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it goes on, and "
@@ -264,7 +264,7 @@ class Checkpoints:
         tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
         facts = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
         facts |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
-        facts["numerics"] = self._numerics(min(state.members))
+        facts["numerics"] = self._numerics[min(state.members)]
         try:
             snapshot.write(file, KIND, tensors, facts)
         except OSError as error:

@@ -158,14 +158,8 @@ def simulate_many(
     recordings = [trial.record for trial in trials if trial.record is not None]
     require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
     plans = plan(trials, trainer, devices[0])
-    known: dict[tuple[object, ...], dict[str, str]] = {}
-
-    def computed_by(i: int) -> dict[str, str]:
-        what = *trials[i].task.data, id(trials[i].task.model), plans[i].trainer
-        if what not in known:
-            known[what] = numerics(plans[i], devices[0])
-        return known[what]
-
+    # Before threads begin to work, since it traces models.
+    computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
     with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every, computed_by, inexact=inexact)) as saved:
         tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
         if not saved.resumed:

@@ -1,7 +1,7 @@
 """What decides the last bits of a result besides the trial: the programs and the processor that compute it."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +13,17 @@ from fedhist.clients.objectives import CrossEntropy
 from fedhist.simulation.plan import Plan
 
 
-def numerics(plan: Plan, device: torch.device) -> dict[str, str]:
-    """Return what must be the same for a run to be resumed to the bit, in words."""
+def numerics(plans: Sequence[Plan], device: torch.device) -> list[dict[str, str]]:
+    """Return what must be the same for runs to be resumed to the bit, in words."""
+    known: dict[tuple[object, ...], dict[str, str]] = {}
+    keys = [(*plan.trial.task.data, id(plan.trial.task.model), plan.trainer) for plan in plans]
+    for key, plan in zip(keys, plans, strict=True):
+        if key not in known:
+            known[key] = _numerics(plan, device)
+    return [known[key] for key in keys]
+
+
+def _numerics(plan: Plan, device: torch.device) -> dict[str, str]:
     known = {"PyTorch": str(torch.__version__)}
     if device.type == "cuda":
         libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]

@@ -168,7 +168,9 @@ def test_faults_and_privacy_are_shown(task: fh.Task) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     view, file = on_paper(20, 1)
     strategy = fh.Private(fh.FedAvg(by_examples=False), clip=1.0, noise_multiplier=1.0)
-    history = fh.simulate(strategy, task, k=2, rounds=20, faults=fh.Faults(wrong_length=0.2, dropped=0.2), on_round=view)
+    history = fh.simulate(
+        strategy, task, k=2, rounds=20, faults=fh.Faults(wrong_length=0.2, dropped=0.2), on_round=view
+    )
     counts = [sum(event["event"] == name for event in history.events) for name in ("rejected", "dropped")]
     assert min(counts) > 0
     assert f"rejected {counts[0]}, dropped {counts[1]}, ε {history.epsilon[-1]:.3g})" in file.getvalue()
