@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fedhist.errors import number, positive, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Device, Strategy, clip_factor, cosine, normalised
+from fedhist.strategies.base import Device, Strategy, normalised, rescaled
+from fedhist.strategies.lengths import clip_factor, cosine, largest, unit
 from fedhist.strategies.twafl import temporal_weight
 
 
@@ -65,10 +66,12 @@ class WKAFL(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the mean of the consistent uploads, shortened when even the freshest is stale."""
         self.round += 1
-        g = arrivals.deltas + self.momentum * self.previous
+        scale = unit(torch.maximum(largest(arrivals.deltas), largest(self.previous)))
+        s = scale.to(arrivals.deltas.dtype)  # a power of two, 1 for ordinary uploads: squares must not overflow
+        g = torch.addcmul(self.momentum * (s * self.previous), arrivals.deltas, s)
         norms = g.norm(dim=1)
         median = norms.median()
-        clip = clip_factor(norms, torch.where(median > 0, self.clip * median, torch.inf))
+        clip = clip_factor(norms, torch.where(median > 0, self.clip * median, torch.inf), g.dtype)
         g, norms = g * clip[:, None], norms * clip
 
         w = temporal_weight(arrivals.staleness - arrivals.staleness.min())  # only ratios matter
@@ -80,7 +83,7 @@ class WKAFL(Strategy):
         q = w * torch.exp(self.sharpness * (similarity - 1)) * kept
 
         stage_two = kept.any() & (self.round >= self.stage_two)
-        second_clip = torch.where(stage_two, clip_factor(norms, self.stage_two_clip * length), 1.0)
-        update = self.combine(torch.where(kept.any(), q, w), g * second_clip[:, None])
+        second_clip = torch.where(stage_two, clip_factor(norms, self.stage_two_clip * length, g.dtype), 1.0)
+        update = rescaled(self.combine(torch.where(kept.any(), q, w), g * second_clip[:, None]), 1 / scale)
         self.previous.copy_(update)
         return update / (1 + self.slowdown * arrivals.staleness.min().double()).to(update.dtype)

@@ -1,0 +1,100 @@
+"""Lengths, cosines and clipping that hold for every finite vector.
+
+A float32 holds 1e-45 to 3e38, but its square only if it lies between 1e-22 and 1e19. Where more is at hand, vectors are
+multiplied by a power of two, which changes no digit and is 1 for ordinary ones. Nothing here waits for a GPU.
+"""
+
+import torch
+from torch import Tensor
+
+SAFE = 40
+"""Squares, products and sums of vectors whose lengths lie between 2^-40 and 2^40 stay well inside float32."""
+DIRECTION = 32
+"""Vectors of which the direction is needed are kept with values of at most 2^-32, so that no product with another
+vector of up to 2^32 values overflows."""
+PIECE = 1 << 20
+"""Values that are clipped at a time: their lengths take float64 copies."""
+
+
+def largest(vector: Tensor) -> Tensor:
+    """Return the largest absolute value, without the copy that `abs` would make."""
+    return torch.maximum(vector.amax(), -vector.amin())
+
+
+def unit(size: Tensor) -> Tensor:
+    """Return a power of two, in float64, that brings `size` to 2^±40: 1 where it already lies between these."""
+    exponent = torch.frexp(size.double()).exponent
+    return torch.exp2((exponent.clamp(-SAFE, SAFE) - exponent).double())
+
+
+def shifted(vectors: Tensor, exponent: Tensor) -> Tensor:
+    """Return vectors times 2^exponent, in two steps, since float32 holds no power of two below 2^-149."""
+    half = exponent // 2
+    return (
+        vectors * torch.exp2(half.double()).to(vectors.dtype) * torch.exp2((exponent - half).double()).to(vectors.dtype)
+    )
+
+
+def direction(vector: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a vector divided by 2^exponent, so that its values are at most 2^-32, and the exponent."""
+    exponent = torch.frexp(largest(vector)).exponent + DIRECTION
+    return shifted(vector, -exponent), exponent
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """Return the length of each row, ``(K,)`` in float64; only where squares leave the range is it computed so."""
+    norms = torch.linalg.vector_norm(vectors, dim=1).double()
+    odd = norms.clamp(2.0**-SAFE, 2.0**SAFE) != norms
+    if vectors.device.type == "cpu":
+        norms[odd] = measured(vectors[odd])  # of no rows, as a rule
+        return norms
+    if vectors.dtype == torch.float64:
+        return torch.where(odd, measured(vectors), norms)
+    exact = torch._foreach_norm(list(vectors), 2, dtype=torch.float64)  # without a float64 copy
+    return torch.where(odd, torch.stack(exact), norms)
+
+
+def measured(vectors: Tensor) -> Tensor:
+    """Return lengths along the last axis, computed in float64, also of float64 vectors whose squares overflow."""
+    if vectors.dtype != torch.float64:
+        return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    exponent = torch.frexp(vectors.abs().amax(dim=-1, keepdim=True)).exponent
+    return shifted(torch.linalg.vector_norm(shifted(vectors, -exponent), dim=-1), exponent[..., 0])
+
+
+def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
+    """Return the cosine similarity (Eq. 5) from dot products and norms, in float64; 0 where a vector is zero."""
+    scale = norms_a.double() * norms_b
+    return (dots / scale).masked_fill(scale == 0, 0.0)
+
+
+def clip_factor(norms: Tensor, bound: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """Return the factors that shorten vectors of these norms to at most `bound`.
+
+    A factor too small to have all its digits is rounded down: the vector then becomes too short rather than too long.
+    """
+    exact = torch.where(norms > bound, bound / norms.double(), 1.0)
+    factor = exact.to(dtype)
+    too_large = (factor > exact) & (factor < torch.finfo(dtype).tiny)
+    return torch.where(too_large, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+
+
+def clipped(uploads: Tensor, clip: float) -> Tensor:
+    """Shorten uploads, ``(…, P)``, that are longer than `clip`; one that is not finite becomes zero.
+
+    No length of the result, computed in float64, exceeds `clip`: that is the sensitivity which noise is scaled to.
+    """
+    rows = uploads.reshape(-1, uploads.shape[-1])
+    pieces = rows.split(max(1, PIECE // max(1, rows.shape[1])))
+    return torch.cat([_clipped(piece, clip) for piece in pieces]).reshape(uploads.shape)
+
+
+def _clipped(uploads: Tensor, clip: float) -> Tensor:
+    kept, work = torch.finfo(uploads.dtype), torch.promote_types(uploads.dtype, torch.float32)
+    norms = measured(uploads)[:, None]
+    short = (uploads * clip_factor(norms, clip, work)).to(uploads.dtype)
+    short = torch.where(torch.isfinite(norms), short, 0.0)
+    # Rounding may have made it longer by a hair; the bound allows for another order of summation in the length.
+    longer = measured(short)[:, None] > clip * (1 - uploads.shape[1] * 2.0**-58)
+    shorter = (short.to(work).abs() * (1 - 4 * kept.eps) - 2 * kept.smallest_normal * kept.eps).clamp_min(0)
+    return torch.where(longer, shorter.copysign(short).to(uploads.dtype), short)
