@@ -23,11 +23,10 @@ def normalised(weights: Tensor) -> Tensor:
     return (weights / total).masked_fill(total == 0, 1 / weights.numel())
 
 
-def rescaled(update: Tensor, factor: Tensor) -> Tensor:
-    """Return an update times a factor, or times the largest factor with which it can be represented."""
-    most = torch.finfo(update.dtype).max
-    factor = torch.minimum(factor, (1 - 2.0**-20) * most / largest(update).double())  # the rest is for rounding
-    return update * factor.clamp_max(most).to(update.dtype)
+def representable(update: Tensor, factor: Tensor) -> Tensor:
+    """Return a factor, or the largest one with which the update can be represented in its type."""
+    most = (1 - 2.0**-20) * torch.finfo(update.dtype).max  # the rest is for rounding
+    return torch.minimum(factor, most / largest(update))
 
 
 class Strategy(nn.Module):
@@ -52,7 +51,7 @@ class Strategy(nn.Module):
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
     ina: bool = False
-    """Whether updates are given the mean length of the uploads by :meth:`restore_length`."""
+    """Whether updates are given the mean length of the uploads by :meth:`amplification`."""
     lengths: Tensor
     """The sums over all rounds of the update's length before and after INA."""
 
@@ -117,13 +116,13 @@ class Strategy(nn.Module):
         """Return the global update `u`, ``(P,)`` (Eq. 4 without the server's learning rate)."""
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
-    def combine(self, weights: Tensor, deltas: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+    def combine(self, weights: Tensor, deltas: Tensor, unit: Tensor | None = None) -> Tensor:
         """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4) times `unit`."""
         rule, got = f"{type(self).__name__}.weights()", getattr(weights, "shape", type(weights).__name__)
         fits = isinstance(weights, Tensor) and weights.shape == deltas.shape[:1]
         require(fits, f"{rule} must return a tensor of shape ({len(deltas)},), got {got}.")
         self.last_weights = normalised(weights)
-        return self.average(self.last_weights * unit, deltas)
+        return self.average(self.last_weights if unit is None else self.last_weights * unit, deltas)
 
     def average(self, weights: Tensor, vectors: Tensor) -> Tensor:
         """Return `Σ p_i g_i`. A :meth:`forward` that takes its mean with this method can be defended: see `robust`."""
@@ -134,8 +133,8 @@ class Strategy(nn.Module):
         """Whether :meth:`average` is the weighted mean and has not been replaced by a robust one."""
         return getattr(self.average, "__func__", None) is Strategy.average
 
-    def restore_length(self, update: Tensor, norms: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-        """Give an update, computed times `unit`, the mean length of the uploads (Eq. 15); a zero update stays zero."""
+    def amplification(self, update: Tensor, norms: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+        """Return the factor that gives an update, computed times `unit`, the mean length of the uploads (Eq. 15)."""
         norms = (norms * unit).to(update.dtype)
         if self.averages_plainly:
             length = norms.mean()
@@ -144,7 +143,7 @@ class Strategy(nn.Module):
         norm = update.norm()
         scale: Tensor = (length / norm).masked_fill(norm == 0, 0.0)
         self.lengths += torch.stack([norm, norm * scale]).double() / unit
-        return rescaled(update, scale.double() / unit)
+        return representable(update, scale / unit)
 
 
 class Wrapper(Strategy):

@@ -36,5 +36,6 @@ class FedAvg(Strategy):
         if not self.ina:
             return super().forward(arrivals)
         norms = lengths(arrivals.deltas)
-        scale = unit(norms.max())
-        return self.restore_length(self.combine(self.weights(arrivals), arrivals.deltas, scale), norms, scale)
+        scale = unit(norms.max(), arrivals.deltas.dtype)
+        mean = self.combine(self.weights(arrivals), arrivals.deltas, scale)
+        return mean * self.amplification(mean, norms, scale)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Device, Strategy, normalised, rescaled
+from fedhist.strategies.base import Device, Strategy, normalised, representable
 from fedhist.strategies.lengths import cosine, direction, lengths, unit
 from fedhist.strategies.twafl import temporal_weight
 
@@ -36,7 +36,7 @@ def default_h(num_clients: int, k: int) -> int:
     return max(1, round(num_clients / (2 * k)))
 
 
-SHRUNK = 2.0**-32
+SHRUNK = 2.0**-44
 """A factor that keeps sums of uploads finite where only their direction is needed."""
 
 
@@ -70,11 +70,11 @@ class FedHist(Strategy):
 
     branch_free = True
     G: Tensor
-    """``(h, P)``: the last global updates, each divided by 2 to the power of its entry in `G_exponents`, so that no
-    product with an upload overflows. In all buffers of h slots, round r has slot `(r - 1) mod h`."""
+    """``(h, P)``: the last global updates, each divided by its entry in `G_units`, a power of two, so that no product
+    with an upload overflows. In all buffers of h slots, round r has slot `(r - 1) mod h`."""
     G_norms: Tensor
     """``(h,)``: the lengths of the rows of `G`."""
-    G_exponents: Tensor
+    G_units: Tensor
     L: Tensor
     """``(h, K, P)``: the uploads of the last rounds, as submitted."""
     L_norms: Tensor
@@ -126,7 +126,7 @@ class FedHist(Strategy):
         if self.egs:
             self.register_buffer("G", zeros(h, num_params, dtype=kept))
             self.register_buffer("G_norms", zeros(h))
-            self.register_buffer("G_exponents", zeros(h, dtype=torch.int32))
+            self.register_buffer("G_units", zeros(h, dtype=torch.float64))
         if self.haa:
             width = num_params if self.sketch is None else min(self.sketch, num_params)
             if self.sketch is not None:
@@ -147,12 +147,12 @@ class FedHist(Strategy):
         g, norms = arrivals.deltas, lengths(arrivals.deltas)
         p = self.last_weights = normalised(self.weights(arrivals))  # Eq. 8
         j = self.least_similar(g, norms) if self.egs else None  # Eqs. 5 and 6
-        s = self.unit(norms)
+        s = self.unit(norms, g.dtype)
         a = self.average_fused(p, g, j, s)  # s·Σ p_i·(g_i + α·G_j), Eqs. 4 and 7
-        u = self.restore_length(a, norms, s) if self.ina else rescaled(a, 1 / s)  # Eq. 15
-        self.remember(u if self.remember_amplified else rescaled(a, 1 / s), norms, arrivals)
+        factor = self.amplification(a, norms, s) if self.ina else representable(a, 1 / s)  # Eq. 15
+        self.remember(a, factor if self.remember_amplified else representable(a, 1 / s), norms, arrivals)
         self.judge()  # Eqs. 10-14
-        return u
+        return a * factor
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)`, at least 0 (Eq. 8, whose outer sum is a misprint)."""
@@ -173,13 +173,12 @@ class FedHist(Strategy):
         oldest_first = (self.round + slots) % self.rounds_kept
         return oldest_first[similarity[:, oldest_first].round(decimals=6).argmin(dim=1)]  # Eq. 6
 
-    def unit(self, norms: Tensor) -> Tensor:
+    def unit(self, norms: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the power of two, 1 for ordinary uploads, times which sums of uploads and past updates are finite."""
         longest = norms.max()
         if self.egs:
-            past = self.G_norms * torch.exp2(self.G_exponents.double())
-            longest = torch.maximum(longest, self.alpha * past.max())
-        return unit(longest)
+            longest = torch.maximum(longest, self.alpha * (self.G_norms * self.G_units).max())
+        return unit(longest, dtype)
 
     def average_fused(self, p: Tensor, g: Tensor, j: Tensor | None, s: Tensor) -> Tensor:
         """Return `s·Σ p_i g̃_i` with `g̃_i = g_i + α·G_j` (Eqs. 4 and 7); without EGS `g̃_i = g_i`."""
@@ -187,22 +186,22 @@ class FedHist(Strategy):
             return self.average(s * torch.ones_like(p), g)  # the direction of Eq. 15 as printed
         if j is None:
             return self.average(s * p, g)
-        units = s * torch.exp2(self.G_exponents.double())
+        units = s * self.G_units
         if not self.averages_plainly or self.G.dtype != g.dtype:
             past = (self.alpha * units[j, None]).to(g.dtype) * self.G[j].to(g.dtype)
-            return self.average(p, past.addcmul_(g, s.to(g.dtype)))
+            return self.average(p, past.addcmul_(g, s))
         # The mean is linear, so the total weight with which each G_j enters is enough, and no g̃_i is formed.
         shares = p @ (j[:, None] == torch.arange(self.rounds_kept, device=g.device)).double() * units
         return torch.addmv(self.average(s * p, g), self.G.T, shares.to(g.dtype), alpha=self.alpha)
 
-    def remember(self, u: Tensor, norms: Tensor, arrivals: Arrivals) -> None:
-        """Put the round's update into `G` and its uploads into `L`, and add these to the sums of their versions."""
+    def remember(self, a: Tensor, factor: Tensor, norms: Tensor, arrivals: Arrivals) -> None:
+        """Put the update `a·factor` into `G`, the uploads into `L`, and add these to the sums of their versions."""
         now = self.round % self.rounds_kept
         if self.egs:
-            update, exponent = direction(u)
+            update, power = direction(a, factor)
             self.G.index_copy_(0, now, update[None].to(self.G.dtype))
             self.G_norms.index_copy_(0, now, update.norm()[None])
-            self.G_exponents.index_copy_(0, now, exponent[None])
+            self.G_units.index_copy_(0, now, power[None].to(self.G_units.dtype))
         self.round += 1
         if not self.haa:
             return

@@ -4,7 +4,10 @@ A float32 holds 1e-45 to 3e38, but its square only if it lies between 1e-22 and 
 multiplied by a power of two, which changes no digit and is 1 for ordinary ones. Nothing here waits for a GPU.
 """
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SAFE = 40
@@ -21,32 +24,25 @@ def largest(vector: Tensor) -> Tensor:
     return torch.maximum(vector.amax(), -vector.amin())
 
 
-def unit(size: Tensor) -> Tensor:
-    """Return a power of two, in float64, that brings `size` to 2^±40: 1 where it already lies between these."""
-    exponent = torch.frexp(size.double()).exponent
-    return torch.exp2((exponent.clamp(-SAFE, SAFE) - exponent).double())
+def unit(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a power of two that brings `size` to 2^±40: 1 where it already lies between these."""
+    exponent = torch.frexp(size).exponent
+    return torch.exp2((exponent.clamp(-SAFE, SAFE) - exponent).to(dtype))
 
 
-def shifted(vectors: Tensor, exponent: Tensor) -> Tensor:
-    """Return vectors times 2^exponent, in two steps, since float32 holds no power of two below 2^-149."""
-    half = exponent // 2
-    return (
-        vectors * torch.exp2(half.double()).to(vectors.dtype) * torch.exp2((exponent - half).double()).to(vectors.dtype)
-    )
-
-
-def direction(vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a vector divided by 2^exponent, so that its values are at most 2^-32, and the exponent."""
-    exponent = torch.frexp(largest(vector)).exponent + DIRECTION
-    return shifted(vector, -exponent), exponent
+def direction(vector: Tensor, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return `vector·factor` divided by a power of two, so that its values are at most 2^-32, and that power."""
+    power = torch.exp2((torch.frexp(largest(vector).double() * factor).exponent + DIRECTION).double())
+    return vector * (factor / power).to(vector.dtype), power
 
 
 def lengths(vectors: Tensor) -> Tensor:
     """Return the length of each row, ``(K,)`` in float64; only where squares leave the range is it computed so."""
-    norms = torch.linalg.vector_norm(vectors, dim=1).double()
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1).double()
     odd = norms.clamp(2.0**-SAFE, 2.0**SAFE) != norms
     if vectors.device.type == "cpu":
-        norms[odd] = measured(vectors[odd])  # of no rows, as a rule
+        rows = torch.nonzero(odd)[:, 0]  # none, as a rule
+        norms.index_copy_(0, rows, measured(vectors.index_select(0, rows)))
         return norms
     if vectors.dtype == torch.float64:
         return torch.where(odd, measured(vectors), norms)
@@ -57,9 +53,12 @@ def lengths(vectors: Tensor) -> Tensor:
 def measured(vectors: Tensor) -> Tensor:
     """Return lengths along the last axis, computed in float64, also of float64 vectors whose squares overflow."""
     if vectors.dtype != torch.float64:
-        return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
-    exponent = torch.frexp(vectors.abs().amax(dim=-1, keepdim=True)).exponent
-    return shifted(torch.linalg.vector_norm(shifted(vectors, -exponent), dim=-1), exponent[..., 0])
+        norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+        return norms
+    exponent = torch.frexp(vectors.abs().amax(dim=-1, keepdim=True)).exponent.clamp(-1000, 1000)
+    scale = torch.exp2(exponent.double())
+    scaled: Tensor = torch.linalg.vector_norm(vectors / scale, dim=-1)
+    return scaled * scale[..., 0]
 
 
 def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
@@ -73,10 +72,13 @@ def clip_factor(norms: Tensor, bound: Tensor | float, dtype: torch.dtype) -> Ten
 
     A factor too small to have all its digits is rounded down: the vector then becomes too short rather than too long.
     """
-    exact = torch.where(norms > bound, bound / norms.double(), 1.0)
-    factor = exact.to(dtype)
-    too_large = (factor > exact) & (factor < torch.finfo(dtype).tiny)
-    return torch.where(too_large, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    factor = torch.where(norms > bound, bound / norms.double(), 1.0)
+    return (factor - _smallest(dtype)).clamp_min(0).to(dtype)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Return the smallest positive number of a type: subtracting it changes no number that has all its digits."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def clipped(uploads: Tensor, clip: float) -> Tensor:
@@ -85,16 +87,19 @@ def clipped(uploads: Tensor, clip: float) -> Tensor:
     No length of the result, computed in float64, exceeds `clip`: that is the sensitivity which noise is scaled to.
     """
     rows = uploads.reshape(-1, uploads.shape[-1])
-    pieces = rows.split(max(1, PIECE // max(1, rows.shape[1])))
+    pieces = torch.split(rows, max(1, PIECE // max(1, rows.shape[1])))
     return torch.cat([_clipped(piece, clip) for piece in pieces]).reshape(uploads.shape)
 
 
 def _clipped(uploads: Tensor, clip: float) -> Tensor:
-    kept, work = torch.finfo(uploads.dtype), torch.promote_types(uploads.dtype, torch.float32)
+    work, size = torch.promote_types(uploads.dtype, torch.float32), uploads.shape[1]
     norms = measured(uploads)[:, None]
     short = (uploads * clip_factor(norms, clip, work)).to(uploads.dtype)
-    short = torch.where(torch.isfinite(norms), short, 0.0)
+    short = short.masked_fill_(~torch.isfinite(norms), 0.0)
     # Rounding may have made it longer by a hair; the bound allows for another order of summation in the length.
-    longer = measured(short)[:, None] > clip * (1 - uploads.shape[1] * 2.0**-58)
-    shorter = (short.to(work).abs() * (1 - 4 * kept.eps) - 2 * kept.smallest_normal * kept.eps).clamp_min(0)
-    return torch.where(longer, shorter.copysign(short).to(uploads.dtype), short)
+    longer = measured(short)[:, None] > clip * (1 - size * 2.0**-58)
+    kept = torch.finfo(uploads.dtype)
+    shorter = short.to(work) * torch.where(longer, 1 - 4 * kept.eps, 1.0).to(work)
+    if clip < 2 * math.sqrt(size) * kept.smallest_normal:  # rounding is absolute there
+        shorter = torch.where(longer, F.softshrink(shorter, 2 * _smallest(uploads.dtype)), shorter)
+    return shorter.to(uploads.dtype)

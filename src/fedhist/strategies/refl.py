@@ -34,7 +34,7 @@ class REFL(Strategy):
         fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
         # In Λ/Λ_max the common factors 1/(|F|+1)² and 1/‖ĝ‖² cancel. If ĝ is zero, nothing is boosted.
         distance = lengths(torch.add(-0.25 * fresh_mean, deltas, alpha=0.25))  # a quarter: differences may overflow
-        distance = distance * unit(distance.max())
+        distance = distance * unit(distance.max(), distance.dtype)
         deviation = torch.where(fresh | (largest(fresh_mean) == 0), 0.0, distance.square())
         highest = deviation.max()
         boost = 1 - torch.exp(-deviation / torch.where(highest > 0, highest, 1.0))

@@ -24,10 +24,10 @@ def distances(uploads: Tensor) -> Tensor:
 
     Those from an upload that is absurd beside most others may be infinite.
     """
-    scale = unit(lengths(uploads).median())
-    odd, factor = scale != 1, scale.to(uploads.dtype)
+    factor = unit(lengths(uploads).median(), uploads.dtype)
     if uploads.device.type != "cpu":
         return _cdist(uploads * factor)
+    odd = factor != 1
     rows = uploads[odd.expand(len(uploads))]  # none, as a rule
     return _cdist(uploads).masked_scatter(odd, _cdist(rows * factor))
 
