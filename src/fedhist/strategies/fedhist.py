@@ -36,8 +36,8 @@ def default_h(num_clients: int, k: int) -> int:
     return max(1, round(num_clients / (2 * k)))
 
 
-SHRUNK = 2.0**-44
-"""A factor that keeps sums of uploads finite where only their direction is needed."""
+SHRUNK = 2.0**-24
+"""A factor that keeps sums of coordinates, and of uploads, finite where only their direction is needed."""
 
 
 class FedHist(Strategy):
@@ -83,7 +83,7 @@ class FedHist(Strategy):
     L_clients: Tensor
     fresh: Tensor
     """``(h + 1, P)``: the sum of the uploads computed from each of the last h versions, and from all older ones, times
-    `SHRUNK`."""
+    a power of two."""
     support: Tensor
     """``(h + 1,)``: the number of these uploads, `|S|`."""
     utility: Tensor
@@ -186,7 +186,7 @@ class FedHist(Strategy):
             return self.average(s * torch.ones_like(p), g)  # the direction of Eq. 15 as printed
         if j is None:
             return self.average(s * p, g)
-        units = s * self.G_units
+        units = (s * self.G_units).clamp_max(2.0**100)  # more only if G_j is zero
         if not self.averages_plainly or self.G.dtype != g.dtype:
             past = (self.alpha * units[j, None]).to(g.dtype) * self.G[j].to(g.dtype)
             return self.average(p, past.addcmul_(g, s))
@@ -205,9 +205,9 @@ class FedHist(Strategy):
         self.round += 1
         if not self.haa:
             return
-        g, shrunk = arrivals.deltas, SHRUNK
+        g = arrivals.deltas
         if self.sketch is not None:
-            g, norms, shrunk = sketched(g, self.signs, self.fresh.shape[1]), norms * SHRUNK, 1.0
+            g, norms = sketched(g, self.signs, self.fresh.shape[1]), norms * SHRUNK
         elif self.L.dtype != g.dtype:
             g = g.clamp(-torch.finfo(self.L.dtype).max, torch.finfo(self.L.dtype).max)  # it would round to infinity
         rings = self.L, self.L_norms, self.L_staleness, self.L_clients
@@ -217,7 +217,7 @@ class FedHist(Strategy):
         # In round r an upload of staleness τ stems from version r - τ + 1; Eq. 10 selects all of the same version.
         version = (self.round - arrivals.staleness) % self.rounds_kept
         slot = torch.where(arrivals.staleness <= self.rounds_kept, version, self.rounds_kept)
-        _add_rows(self.fresh, slot, g, shrunk)
+        _add_rows(self.fresh, slot, g, SHRUNK)
         self.support.index_add_(0, slot, torch.ones_like(slot, dtype=self.support.dtype))
 
     def judge(self) -> None:

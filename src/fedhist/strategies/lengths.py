@@ -21,7 +21,7 @@ PIECE = 1 << 20
 
 def largest(vector: Tensor) -> Tensor:
     """Return the largest absolute value, without the copy that `abs` would make."""
-    return torch.maximum(vector.amax(), -vector.amin())
+    return torch.maximum(vector.amax().abs(), vector.amin().abs())
 
 
 def unit(size: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,7 +31,10 @@ def unit(size: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def direction(vector: Tensor, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return `vector·factor` divided by a power of two, so that its values are at most 2^-32, and that power."""
+    """Return `vector·factor` divided by a power of two, so that its values are at most 2^-32, and that power.
+
+    The vector's own values have to be below 2^90 in float32, which holds no factor small enough for others.
+    """
     power = torch.exp2((torch.frexp(largest(vector).double() * factor).exponent + DIRECTION).double())
     return vector * (factor / power).to(vector.dtype), power
 
@@ -96,10 +99,11 @@ def _clipped(uploads: Tensor, clip: float) -> Tensor:
     norms = measured(uploads)[:, None]
     short = (uploads * clip_factor(norms, clip, work)).to(uploads.dtype)
     short = short.masked_fill_(~torch.isfinite(norms), 0.0)
-    # Rounding may have made it longer by a hair; the bound allows for another order of summation in the length.
-    longer = measured(short)[:, None] > clip * (1 - size * 2.0**-58)
+    # Rounding may have made it longer by a hair; the slack is for other ways to compute the length in float64.
+    slack = size * 2.0**-58 + (2.0**-50 if work == torch.float64 else 0.0)
+    longer = measured(short)[:, None] > clip * (1 - slack)
     kept = torch.finfo(uploads.dtype)
-    shorter = short.to(work) * torch.where(longer, 1 - 4 * kept.eps, 1.0).to(work)
+    shorter = short.to(work) * torch.where(longer, 1 - 4 * kept.eps - 2 * slack, 1.0).to(work)
     if clip < 2 * math.sqrt(size) * kept.smallest_normal:  # rounding is absolute there
         shorter = torch.where(longer, F.softshrink(shorter, 2 * _smallest(uploads.dtype)), shorter)
     return shorter.to(uploads.dtype)
