@@ -75,7 +75,9 @@ def clip_factor(norms: Tensor, bound: Tensor | float, dtype: torch.dtype) -> Ten
 
     A factor too small to have all its digits is rounded down: the vector then becomes too short rather than too long.
     """
-    factor = torch.where(norms > bound, bound / norms.double(), 1.0)
+    norms = norms.double()
+    limit = bound if isinstance(bound, Tensor) else torch.full_like(norms, bound)  # a number times 1/norms may overflow
+    factor = torch.where(norms > limit, limit / norms, 1.0)
     return (factor - _smallest(dtype)).clamp_min(0).to(dtype)
 
 
@@ -103,7 +105,7 @@ def _clipped(uploads: Tensor, clip: float) -> Tensor:
     slack = size * 2.0**-58 + (2.0**-50 if work == torch.float64 else 0.0)
     longer = measured(short)[:, None] > clip * (1 - slack)
     kept = torch.finfo(uploads.dtype)
-    shorter = short.to(work) * torch.where(longer, 1 - 4 * kept.eps - 2 * slack, 1.0).to(work)
+    shorter = short.to(work) * (1 - longer.double() * (4 * kept.eps + 2 * slack)).to(work)
     if clip < 2 * math.sqrt(size) * kept.smallest_normal:  # rounding is absolute there
         shorter = torch.where(longer, F.softshrink(shorter, 2 * _smallest(uploads.dtype)), shorter)
     return shorter.to(uploads.dtype)
