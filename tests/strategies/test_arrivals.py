@@ -44,6 +44,12 @@ def test_accepts_a_round() -> None:
             {"clients": torch.tensor([1, 1, 2])},
             "a client uploads at most once a round, got clients [1, 1, 2].",
         ),
+        ({"num_examples": torch.tensor([1, torch.inf, 2])}, "num_examples must be finite, got [1.0, inf, 2.0]."),
+        ({"num_examples": torch.tensor([1, torch.nan, 2])}, "num_examples must be finite, got [1.0, nan, 2.0]."),
+        (
+            {"deltas": torch.ones(3, 4).to(torch.float8_e5m2)},
+            "deltas must have at least 16 bits, got torch.float8_e5m2.",
+        ),
         ({"num_examples": torch.tensor([1, 0, 2])}, "num_examples must be positive, got [1, 0, 2]."),
     ],
 )

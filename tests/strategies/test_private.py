@@ -22,7 +22,8 @@ import fedhist as fh
 from fedhist.noise import gaussian, keyed, secret_gaussian
 from fedhist.simulation.methods import as_method
 from fedhist.strategies import private
-from fedhist.strategies.private import clipped, gaussian_epsilon
+from fedhist.strategies.lengths import clipped
+from fedhist.strategies.private import gaussian_epsilon
 
 LOCAL = fh.LocalSGD(lr=0.2, steps=2, batch_size=8)
 

@@ -11,7 +11,7 @@ from fedhist.errors import InvalidInput, number, positive
 from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, IDENTITY, METRICS, PARTITION
 from fedhist.flower.wire import LAYOUT, Trainable, Wire, read_model, write_model
 from fedhist.noise import secret_gaussian
-from fedhist.strategies.private import clipped
+from fedhist.strategies.lengths import clipped
 from fedhist.strategies.screening import Rejected
 
 

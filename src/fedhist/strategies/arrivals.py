@@ -16,6 +16,7 @@ class Arrivals:
     ----------
     deltas
         ``(K, P)``: row i is `g_i = w_received - w_local`, a pseudo-gradient that includes the client's learning rate.
+        Strategies compute float16 and bfloat16 in float32, and return float32 then.
     staleness
         ``(K,)``: `τ_i = r - s + 1 ≥ 1` for a client that received version s and arrives in round r.
     clients
@@ -49,6 +50,7 @@ class Arrivals:
         for name, value in columns.items():
             require(value.shape == (len(self),), f"{name} must have shape ({len(self)},), got {tuple(value.shape)}.")
         require(deltas.is_floating_point(), f"deltas must be floating point, got {deltas.dtype}.")
+        require(torch.finfo(deltas.dtype).bits >= 16, f"deltas must have at least 16 bits, got {deltas.dtype}.")
         finite = torch.isfinite(deltas).all(dim=1)
         bad = ", ".join(map(str, clients[~finite].tolist()))
         require(not bad, f"an upload must be finite; those of clients {bad} hold NaN or infinity.")
@@ -58,5 +60,7 @@ class Arrivals:
         require(valid, f"clients must be integers ≥ 0, got {clients.tolist()}.")
         unique = torch.unique(clients).numel() == clients.numel()
         require(unique, f"a client uploads at most once a round, got clients {clients.tolist()}.")
+        countable = bool(torch.isfinite(self.num_examples.double().sum()))
+        require(countable, f"num_examples must be finite, got {self.num_examples.tolist()}.")
         positive = bool((self.num_examples > 0).all())
         require(positive, f"num_examples must be positive, got {self.num_examples.tolist()}.")

@@ -17,17 +17,11 @@ from torch import Tensor
 from fedhist.errors import choice, number, positive, require, whole
 from fedhist.noise import gaussian, keyed, secret_gaussian
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Device, Strategy, Wrapper, clip_factor
+from fedhist.strategies.base import Device, Strategy, Wrapper
 from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg
+from fedhist.strategies.lengths import clipped
 from fedhist.strategies.twafl import TWAFL
-
-
-def clipped(uploads: Tensor, clip: float) -> Tensor:
-    """Shorten uploads, ``(…, P)``, that are longer than `clip`; one that is not finite becomes zero."""
-    norms = torch.linalg.vector_norm(uploads, dim=-1, keepdim=True, dtype=torch.float64)
-    shortened = uploads * clip_factor(norms, clip).to(uploads.dtype)
-    return torch.where(torch.isfinite(norms), shortened, 0.0)
 
 
 def gaussian_epsilon(noise_multiplier: float, uploads: float, delta: float) -> float:

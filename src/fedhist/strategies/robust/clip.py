@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fedhist.errors import positive
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Strategy, clip_factor
+from fedhist.strategies.base import Strategy
+from fedhist.strategies.lengths import clip_factor, lengths
 from fedhist.strategies.robust.defence import Defence
 
 
@@ -36,9 +37,9 @@ class NormClip(Defence):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the inner strategy's update from the clipped uploads."""
-        norms = arrivals.deltas.norm(dim=1)
+        norms = lengths(arrivals.deltas)
         longest = self.ratio * norms.median()
         if self.bound is not None:
             longest = longest.clamp_max(self.bound)
-        clipped = arrivals.deltas * clip_factor(norms, longest)[:, None]
+        clipped = arrivals.deltas * clip_factor(norms, longest, arrivals.deltas.dtype)[:, None]
         return super().forward(replace(arrivals, deltas=clipped, validate=False))

@@ -16,7 +16,7 @@ def weighted_median(weights: Tensor, vectors: Tensor) -> Tensor:
     values, up_to = _in_order(weights, vectors)
     lower = (up_to < 0.5 - ROUNDING).sum(dim=0, keepdim=True)
     upper = (up_to <= 0.5 + ROUNDING).sum(dim=0, keepdim=True)
-    return (values.gather(0, lower) + values.gather(0, upper))[0] / 2
+    return (values.gather(0, lower) / 2 + values.gather(0, upper) / 2)[0]  # their sum might overflow
 
 
 def trimmed_mean(weights: Tensor, vectors: Tensor, share: float) -> Tensor:
