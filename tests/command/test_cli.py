@@ -56,7 +56,7 @@ def test_record_and_replay(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "replay-REFL" / "replay.json").read_text())["method"] == "REFL"
     moved = succeeds("replay", "a", "--strategy", "fedavg", "--out", "c", "--quiet", cwd=tmp_path)
     assert "Round by round in c/replay-FedAvg." in moved.out
-    assert (tmp_path / "c" / "replay-fedavg" / "rounds.csv").exists()
+    assert (tmp_path / "c" / "replay-FedAvg" / "rounds.csv").exists()
 
 
 def test_a_recorded_schedule(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ class Arrivals:
     ----------
     deltas
         ``(K, P)``: row i is `g_i = w_received - w_local`, a pseudo-gradient that includes the client's learning rate.
-        Strategies compute float16 and bfloat16 in float32, and return float32 then.
+        Strategies compute float16 and bfloat16 in float32, and values beyond ±1e12 as that.
     staleness
         ``(K,)``: `τ_i = r - s + 1 ≥ 1` for a client that received version s and arrives in round r.
     clients

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedhist.errors import brief, require, whole
 from fedhist.options import RENAMED, unknown_option
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.lengths import largest
+from fedhist.strategies.lengths import in_range
 
 Device = torch.device | str | None
 
@@ -23,12 +23,6 @@ def normalised(weights: Tensor) -> Tensor:
     return (weights / total).masked_fill(total == 0, 1 / weights.numel())
 
 
-def representable(update: Tensor, factor: Tensor) -> Tensor:
-    """Return a factor, or the largest one with which the update can be represented in its type."""
-    most = (1 - 2.0**-20) * torch.finfo(update.dtype).max  # the rest is for rounding
-    return torch.minimum(factor, most / largest(update))
-
-
 class Strategy(nn.Module):
     """How K uploads become one global update `u`; the server then steps `w ← w - η·u`.
 
@@ -36,8 +30,7 @@ class Strategy(nn.Module):
     a round belongs in buffers (``register_buffer`` in :meth:`setup`), so that ``state_dict()`` is a complete
     checkpoint. For a float64 model, float32 buffers are converted after :meth:`setup`.
 
-    Uploads in float16 or bfloat16 reach :meth:`forward` in float32, and the update is float32 then: sums need the
-    digits, and so does the model.
+    Uploads in float16 or bfloat16 reach :meth:`forward` in float32, and the update is float32 then.
     """
 
     branch_free: ClassVar[bool] = False
@@ -53,7 +46,7 @@ class Strategy(nn.Module):
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
     ina: bool = False
-    """Whether updates are given the mean length of the uploads by :meth:`amplification`."""
+    """Whether updates are given the mean length of the uploads by :meth:`restore_length`."""
     lengths: Tensor
     """The sums over all rounds of the update's length before and after INA."""
 
@@ -100,11 +93,13 @@ class Strategy(nn.Module):
         expected = f"{self.k} uploads of {self.num_params} parameters"
         fits = k <= self.k and num_params == self.num_params
         require(fits, f"{name} was set up for {expected}, got {k} of {num_params}.")
+        # Sums need more digits than half precision has, and the model has them.
+        deltas = arrivals.deltas.float() if torch.finfo(arrivals.deltas.dtype).bits < 32 else arrivals.deltas
         if arrivals.validate:  # not inside a captured graph
             known, highest = self.num_clients, int(arrivals.clients.max())
             require(highest < known, f"{name} was set up for {known} clients, got client {highest}.")
-        if torch.finfo(arrivals.deltas.dtype).bits < 32:
-            arrivals = replace(arrivals, deltas=arrivals.deltas.float(), validate=False)
+            deltas = in_range(deltas)  # those of a simulation are screened
+        arrivals = replace(arrivals, deltas=deltas, validate=False)
         update: Tensor = super().__call__(arrivals)
         return update
 
@@ -123,13 +118,13 @@ class Strategy(nn.Module):
         """Return the global update `u`, ``(P,)`` (Eq. 4 without the server's learning rate)."""
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
-    def combine(self, weights: Tensor, deltas: Tensor, unit: Tensor | None = None) -> Tensor:
-        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4) times `unit`."""
+    def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
+        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4)."""
         rule, got = f"{type(self).__name__}.weights()", getattr(weights, "shape", type(weights).__name__)
         fits = isinstance(weights, Tensor) and weights.shape == deltas.shape[:1]
         require(fits, f"{rule} must return a tensor of shape ({len(deltas)},), got {got}.")
         self.last_weights = normalised(weights)
-        return self.average(self.last_weights if unit is None else self.last_weights * unit, deltas)
+        return self.average(self.last_weights, deltas)
 
     def average(self, weights: Tensor, vectors: Tensor) -> Tensor:
         """Return `Σ p_i g_i`. A :meth:`forward` that takes its mean with this method can be defended: see `robust`."""
@@ -140,17 +135,16 @@ class Strategy(nn.Module):
         """Whether :meth:`average` is the weighted mean and has not been replaced by a robust one."""
         return getattr(self.average, "__func__", None) is Strategy.average
 
-    def amplification(self, update: Tensor, norms: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-        """Return the factor that gives an update, computed times `unit`, the mean length of the uploads (Eq. 15)."""
-        norms = (norms * unit).to(update.dtype)
+    def restore_length(self, update: Tensor, norms: Tensor) -> Tensor:
+        """Give an update the mean length of the uploads (Eq. 15); a zero update stays zero."""
         if self.averages_plainly:
             length = norms.mean()
         else:  # a single long upload must not set the length either
             length = self.average(torch.full_like(norms, 1 / len(norms)), norms[:, None])[0]
         norm = update.norm()
         scale: Tensor = (length / norm).masked_fill(norm == 0, 0.0)
-        self.lengths += torch.stack([norm, norm * scale]).double() / unit
-        return representable(update, scale / unit)
+        self.lengths += torch.stack([norm, norm * scale])
+        return update * scale
 
 
 class Wrapper(Strategy):

@@ -6,7 +6,6 @@ from torch import Tensor
 from fedhist.errors import flag
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
-from fedhist.strategies.lengths import lengths, unit
 
 
 class FedAvg(Strategy):
@@ -33,9 +32,5 @@ class FedAvg(Strategy):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return `Σ p_i g_i`, with INA at the uploads' mean length."""
-        if not self.ina:
-            return super().forward(arrivals)
-        norms = lengths(arrivals.deltas)
-        scale = unit(norms.max(), arrivals.deltas.dtype)
-        mean = self.combine(self.weights(arrivals), arrivals.deltas, scale)
-        return mean * self.amplification(mean, norms, scale)
+        mean = super().forward(arrivals)
+        return self.restore_length(mean, arrivals.deltas.norm(dim=1)) if self.ina else mean

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Device, Strategy, normalised, representable
-from fedhist.strategies.lengths import cosine, direction, lengths, unit
+from fedhist.strategies.base import Device, Strategy, normalised
+from fedhist.strategies.lengths import cosine
 from fedhist.strategies.twafl import temporal_weight
 
 
@@ -34,10 +34,6 @@ def hindsight_utility(similarity: Tensor, staleness: Tensor, support: Tensor, th
 def default_h(num_clients: int, k: int) -> int:
     """Return the default memory h in rounds: half of the mean staleness `N/K`, but at least 1."""
     return max(1, round(num_clients / (2 * k)))
-
-
-SHRUNK = 2.0**-24
-"""A factor that keeps sums of coordinates, and of uploads, finite where only their direction is needed."""
 
 
 class FedHist(Strategy):
@@ -70,11 +66,8 @@ class FedHist(Strategy):
 
     branch_free = True
     G: Tensor
-    """``(h, P)``: the last global updates, each divided by its entry in `G_units`, a power of two, so that no product
-    with an upload overflows. In all buffers of h slots, round r has slot `(r - 1) mod h`."""
+    """``(h, P)``: the last global updates. In all buffers of h slots, round r has slot `(r - 1) mod h`."""
     G_norms: Tensor
-    """``(h,)``: the lengths of the rows of `G`."""
-    G_units: Tensor
     L: Tensor
     """``(h, K, P)``: the uploads of the last rounds, as submitted."""
     L_norms: Tensor
@@ -82,8 +75,7 @@ class FedHist(Strategy):
     """``(h, K)``: 0 marks an empty place, in a round that closed with fewer than K uploads."""
     L_clients: Tensor
     fresh: Tensor
-    """``(h + 1, P)``: the sum of the uploads computed from each of the last h versions, and from all older ones, times
-    a power of two."""
+    """``(h + 1, P)``: the sum of the uploads computed from each of the last h versions, and from all older ones."""
     support: Tensor
     """``(h + 1,)``: the number of these uploads, `|S|`."""
     utility: Tensor
@@ -126,15 +118,12 @@ class FedHist(Strategy):
         if self.egs:
             self.register_buffer("G", zeros(h, num_params, dtype=kept))
             self.register_buffer("G_norms", zeros(h))
-            self.register_buffer("G_units", zeros(h, dtype=torch.float64))
         if self.haa:
             width = num_params if self.sketch is None else min(self.sketch, num_params)
             if self.sketch is not None:
-                self.register_buffer(
-                    "signs", SHRUNK * random_signs(num_params).to(device, torch.bfloat16), persistent=False
-                )
+                self.register_buffer("signs", random_signs(num_params).to(device), persistent=False)
             self.register_buffer("L", zeros(h, k, width, dtype=kept))
-            self.register_buffer("L_norms", zeros(h, k, dtype=torch.float64))
+            self.register_buffer("L_norms", zeros(h, k))
             self.register_buffer("L_staleness", zeros(h, k, dtype=torch.int64))
             self.register_buffer("L_clients", zeros(h, k, dtype=torch.int64))
             self.register_buffer("fresh", zeros(h + 1, width))
@@ -144,15 +133,14 @@ class FedHist(Strategy):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the global update `u` of one round."""
-        g, norms = arrivals.deltas, lengths(arrivals.deltas)
+        g, norms = arrivals.deltas, arrivals.deltas.norm(dim=1)
         p = self.last_weights = normalised(self.weights(arrivals))  # Eq. 8
         j = self.least_similar(g, norms) if self.egs else None  # Eqs. 5 and 6
-        s = self.unit(norms, g.dtype)
-        a = self.average_fused(p, g, j, s)  # s·Σ p_i·(g_i + α·G_j), Eqs. 4 and 7
-        factor = self.amplification(a, norms, s) if self.ina else representable(a, 1 / s)  # Eq. 15
-        self.remember(a, factor if self.remember_amplified else representable(a, 1 / s), norms, arrivals)
+        a = self.average_fused(p, g, j)  # Σ p_i·(g_i + α·G_j), Eqs. 4 and 7
+        u = self.restore_length(a, norms) if self.ina else a  # Eq. 15
+        self.remember(u if self.remember_amplified else a, norms, arrivals)
         self.judge()  # Eqs. 10-14
-        return a * factor
+        return u
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `p̂_i = (e/2)^-τ_i + λ·Ū(c_i)`, at least 0 (Eq. 8, whose outer sum is a misprint)."""
@@ -173,43 +161,28 @@ class FedHist(Strategy):
         oldest_first = (self.round + slots) % self.rounds_kept
         return oldest_first[similarity[:, oldest_first].round(decimals=6).argmin(dim=1)]  # Eq. 6
 
-    def unit(self, norms: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the power of two, 1 for ordinary uploads, times which sums of uploads and past updates are finite."""
-        longest = norms.max()
-        if self.egs:
-            longest = torch.maximum(longest, self.alpha * (self.G_norms * self.G_units).max())
-        return unit(longest, dtype)
-
-    def average_fused(self, p: Tensor, g: Tensor, j: Tensor | None, s: Tensor) -> Tensor:
-        """Return `s·Σ p_i g̃_i` with `g̃_i = g_i + α·G_j` (Eqs. 4 and 7); without EGS `g̃_i = g_i`."""
+    def average_fused(self, p: Tensor, g: Tensor, j: Tensor | None) -> Tensor:
+        """Return `Σ p_i g̃_i` with `g̃_i = g_i + α·G_j` (Eqs. 4 and 7); without EGS `g̃_i = g_i`."""
         if self.ina and self.ina_direction == "sum":
-            return self.average(s * torch.ones_like(p), g)  # the direction of Eq. 15 as printed
+            return self.average(torch.ones_like(p), g)  # the direction of Eq. 15 as printed
         if j is None:
-            return self.average(s * p, g)
-        units = (s * self.G_units).clamp_max(2.0**100)  # more only if G_j is zero
+            return self.average(p, g)
         if not self.averages_plainly or self.G.dtype != g.dtype:
-            past = (self.alpha * units[j, None]).to(g.dtype) * self.G[j].to(g.dtype)
-            return self.average(p, past.addcmul_(g, s))
+            return self.average(p, g + self.alpha * self.G[j].to(g.dtype))
         # The mean is linear, so the total weight with which each G_j enters is enough, and no g̃_i is formed.
-        shares = p @ (j[:, None] == torch.arange(self.rounds_kept, device=g.device)).double() * units
-        return torch.addmv(self.average(s * p, g), self.G.T, shares.to(g.dtype), alpha=self.alpha)
+        shares = p @ (j[:, None] == torch.arange(self.rounds_kept, device=g.device)).double()
+        return torch.addmv(self.average(p, g), self.G.T, shares.to(g.dtype), alpha=self.alpha)
 
-    def remember(self, a: Tensor, factor: Tensor, norms: Tensor, arrivals: Arrivals) -> None:
-        """Put the update `a·factor` into `G`, the uploads into `L`, and add these to the sums of their versions."""
+    def remember(self, u: Tensor, norms: Tensor, arrivals: Arrivals) -> None:
+        """Put the round's update into `G` and its uploads into `L`, and add these to the sums of their versions."""
         now = self.round % self.rounds_kept
         if self.egs:
-            update, power = direction(a, factor)
-            self.G.index_copy_(0, now, update[None].to(self.G.dtype))
-            self.G_norms.index_copy_(0, now, update.norm()[None])
-            self.G_units.index_copy_(0, now, power[None].to(self.G_units.dtype))
+            self.G.index_copy_(0, now, u[None].to(self.G.dtype))
+            self.G_norms.index_copy_(0, now, u.norm()[None])
         self.round += 1
         if not self.haa:
             return
-        g = arrivals.deltas
-        if self.sketch is not None:
-            g, norms = sketched(g, self.signs, self.fresh.shape[1]), norms * SHRUNK
-        elif self.L.dtype != g.dtype:
-            g = g.clamp(-torch.finfo(self.L.dtype).max, torch.finfo(self.L.dtype).max)  # it would round to infinity
+        g = arrivals.deltas if self.sketch is None else sketched(arrivals.deltas, self.signs, self.fresh.shape[1])
         rings = self.L, self.L_norms, self.L_staleness, self.L_clients
         for ring, values in zip(rings, (g, norms, arrivals.staleness, arrivals.clients), strict=True):
             ring[:, : len(g)].index_copy_(0, now, values.to(ring.dtype)[None])
@@ -217,7 +190,7 @@ class FedHist(Strategy):
         # In round r an upload of staleness τ stems from version r - τ + 1; Eq. 10 selects all of the same version.
         version = (self.round - arrivals.staleness) % self.rounds_kept
         slot = torch.where(arrivals.staleness <= self.rounds_kept, version, self.rounds_kept)
-        _add_rows(self.fresh, slot, g, SHRUNK)
+        _add_rows(self.fresh, slot, g)
         self.support.index_add_(0, slot, torch.ones_like(slot, dtype=self.support.dtype))
 
     def judge(self) -> None:
@@ -229,7 +202,6 @@ class FedHist(Strategy):
             _slot(ring, oldest) for ring in (self.L, self.L_norms, self.L_staleness, self.L_clients)
         )
         total, support = _slot(self.fresh, oldest), _slot(self.support, oldest)  # |S|·g_pred and |S|, Eqs. 10 and 11
-        total, _ = direction(total)
         similarity = cosine(g_his.to(total.dtype) @ total, norms, total.norm()).clamp(-1, 1)  # a sketch may exceed 1
         util = hindsight_utility(similarity, tau, support, self.sim_threshold)  # Eqs. 12 and 13
         judged = (self.round >= self.rounds_kept) & (support > 0) & (tau > 0)
@@ -248,12 +220,12 @@ def _slot(ring: Tensor, slot: Tensor) -> Tensor:
     return ring[int(slot)] if ring.device.type == "cpu" else ring.index_select(0, slot)[0]
 
 
-def _add_rows(sums: Tensor, slot: Tensor, rows: Tensor, factor: float) -> None:
+def _add_rows(sums: Tensor, slot: Tensor, rows: Tensor) -> None:
     """Add each row to the sum in its slot, always in the same order, which `index_add_` does not keep on a GPU."""
     if rows.device.type == "cpu":
-        sums.index_add_(0, slot, rows, alpha=factor)
+        sums.index_add_(0, slot, rows)
     else:
-        sums.addmm_((slot == torch.arange(len(sums), device=slot.device)[:, None]).to(rows.dtype), rows, alpha=factor)
+        sums.addmm_((slot == torch.arange(len(sums), device=slot.device)[:, None]).to(rows.dtype), rows)
 
 
 def random_signs(num_params: int) -> Tensor:

@@ -1,8 +1,4 @@
-"""Lengths, cosines and clipping that hold for every finite vector.
-
-A float32 holds 1e-45 to 3e38, but its square only if it lies between 1e-22 and 1e19. Where more is at hand, vectors are
-multiplied by a power of two, which changes no digit and is 1 for ordinary ones. Nothing here waits for a GPU.
-"""
+"""Lengths, cosines and clipping."""
 
 import math
 
@@ -10,47 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SAFE = 40
-"""Squares, products and sums of vectors whose lengths lie between 2^-40 and 2^40 stay well inside float32."""
-DIRECTION = 32
-"""Vectors of which the direction is needed are kept with values of at most 2^-32, so that no product with another
-vector of up to 2^32 values overflows."""
+LARGEST = 1e12
+"""Largest value of an upload that strategies compute with: products of any two such vectors stay inside float32, whose
+own largest number is 3e38. No model that learns comes near it."""
 PIECE = 1 << 20
 """Values that are clipped at a time: their lengths take float64 copies."""
 
 
-def largest(vector: Tensor) -> Tensor:
-    """Return the largest absolute value, without the copy that `abs` would make."""
-    return torch.maximum(vector.amax().abs(), vector.amin().abs())
-
-
-def unit(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a power of two that brings `size` to 2^±40: 1 where it already lies between these."""
-    exponent = torch.frexp(size).exponent
-    return torch.exp2((exponent.clamp(-SAFE, SAFE) - exponent).to(dtype))
-
-
-def direction(vector: Tensor, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return `vector·factor` divided by a power of two, so that its values are at most 2^-32, and that power.
-
-    The vector's own values have to be below 2^90 in float32, which holds no factor small enough for others.
-    """
-    power = torch.exp2((torch.frexp(largest(vector).double() * factor).exponent + DIRECTION).double())
-    return vector * (factor / power).to(vector.dtype), power
-
-
-def lengths(vectors: Tensor) -> Tensor:
-    """Return the length of each row, ``(K,)`` in float64; only where squares leave the range is it computed so."""
-    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1).double()
-    odd = norms.clamp(2.0**-SAFE, 2.0**SAFE) != norms
-    if vectors.device.type == "cpu":
-        rows = torch.nonzero(odd)[:, 0]  # none, as a rule
-        norms.index_copy_(0, rows, measured(vectors.index_select(0, rows)))
-        return norms
-    if vectors.dtype == torch.float64:
-        return torch.where(odd, measured(vectors), norms)
-    exact = torch._foreach_norm(list(vectors), 2, dtype=torch.float64)  # without a float64 copy
-    return torch.where(odd, torch.stack(exact), norms)
+def in_range(uploads: Tensor) -> Tensor:
+    """Return uploads, ``(K, P)``, whose float32 values beyond ±1e12 count as that; others keep every bit."""
+    low, high = torch.aminmax(uploads)
+    if uploads.dtype == torch.float64 or (float(low) >= -LARGEST and float(high) <= LARGEST):
+        return uploads
+    return uploads.clamp(-LARGEST, LARGEST)
 
 
 def measured(vectors: Tensor) -> Tensor:

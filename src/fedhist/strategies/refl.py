@@ -6,7 +6,6 @@ from torch import Tensor
 from fedhist.errors import number
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy, normalised
-from fedhist.strategies.lengths import largest, lengths, unit
 
 
 class REFL(Strategy):
@@ -33,9 +32,8 @@ class REFL(Strategy):
         fresh = tau == tau.min()
         fresh_mean = normalised(fresh).to(deltas.dtype) @ deltas
         # In Λ/Λ_max the common factors 1/(|F|+1)² and 1/‖ĝ‖² cancel. If ĝ is zero, nothing is boosted.
-        distance = lengths(torch.add(-0.25 * fresh_mean, deltas, alpha=0.25))  # a quarter: differences may overflow
-        distance = distance * unit(distance.max(), distance.dtype)
-        deviation = torch.where(fresh | (largest(fresh_mean) == 0), 0.0, distance.square())
-        highest = deviation.max()
-        boost = 1 - torch.exp(-deviation / torch.where(highest > 0, highest, 1.0))
+        distance = (deltas - fresh_mean).norm(dim=1)
+        deviation = torch.where(fresh | (fresh_mean.norm() == 0), 0.0, distance.double().square())
+        largest = deviation.max()
+        boost = 1 - torch.exp(-deviation / torch.where(largest > 0, largest, 1.0))
         return torch.where(fresh, 1.0, (1 - self.beta) / tau + self.beta * boost)

@@ -7,12 +7,9 @@ from torch import Tensor
 
 from fedhist.errors import number, positive, whole
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.base import Device, Strategy, normalised, representable
-from fedhist.strategies.lengths import clip_factor, cosine, lengths, unit
+from fedhist.strategies.base import Device, Strategy, normalised
+from fedhist.strategies.lengths import clip_factor, cosine
 from fedhist.strategies.twafl import temporal_weight
-
-SHRUNK = 2.0**-6
-"""Uploads are computed times this power of two, which changes no digit: with momentum they might overflow."""
 
 
 class WKAFL(Strategy):
@@ -69,13 +66,11 @@ class WKAFL(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the mean of the consistent uploads, shortened when even the freshest is stale."""
         self.round += 1
-        g = torch.add(SHRUNK * self.momentum * self.previous, arrivals.deltas, alpha=SHRUNK)
-        norms = lengths(g)
-        s = unit(norms.max(), g.dtype)  # 1 for ordinary uploads
-        norms = (norms * s).to(g.dtype)
+        g = arrivals.deltas + self.momentum * self.previous
+        norms = g.norm(dim=1)
         median = norms.median()
         clip = clip_factor(norms, torch.where(median > 0, self.clip * median, torch.inf), g.dtype)
-        g, norms = g * (s * clip)[:, None], norms * clip
+        g, norms = g * clip[:, None], norms * clip
 
         w = temporal_weight(arrivals.staleness - arrivals.staleness.min())  # only ratios matter
         estimate = normalised(w).to(g.dtype) @ g  # ĝ
@@ -88,6 +83,5 @@ class WKAFL(Strategy):
         stage_two = kept.any() & (self.round >= self.stage_two)
         second_clip = torch.where(stage_two, clip_factor(norms, self.stage_two_clip * length, g.dtype), 1.0)
         update = self.combine(torch.where(kept.any(), q, w), g * second_clip[:, None])
-        update = update * representable(update, 1 / (SHRUNK * s))
         self.previous.copy_(update)
         return update / (1 + self.slowdown * arrivals.staleness.min().double()).to(update.dtype)

@@ -8,33 +8,15 @@ from torch import Tensor
 from fedhist.errors import require, whole
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
-from fedhist.strategies.lengths import lengths, unit
 from fedhist.strategies.robust.defence import Defence
 
 
 def krum_scores(uploads: Tensor, attackers: int) -> Tensor:
     """Return the sum of each upload's squared distances to its `K - f - 2` nearest others; low scores are trusted."""
-    neighbours = max(1, len(uploads) - attackers - 2)
-    nearest = distances(uploads).square().sort(dim=1).values[:, 1 : 1 + neighbours]  # the first is the upload itself
-    return nearest.sum(dim=1)
-
-
-def distances(uploads: Tensor) -> Tensor:
-    """Return all distances, ``(K, K)`` in float64 and in a common unit, 1 for ordinary uploads.
-
-    Those from an upload that is absurd beside most others may be infinite.
-    """
-    factor = unit(lengths(uploads).median(), uploads.dtype)
-    if uploads.device.type != "cpu":
-        return _cdist(uploads * factor)
-    odd = factor != 1
-    rows = uploads[odd.expand(len(uploads))]  # none, as a rule
-    return _cdist(uploads).masked_scatter(odd, _cdist(rows * factor))
-
-
-def _cdist(uploads: Tensor) -> Tensor:
     # Distances from inner products would lose all digits between uploads that are nearly equal.
-    return torch.cdist(uploads, uploads, compute_mode="donot_use_mm_for_euclid_dist").double()
+    distances = torch.cdist(uploads, uploads, compute_mode="donot_use_mm_for_euclid_dist").double().square()
+    neighbours = max(1, len(uploads) - attackers - 2)
+    return distances.sort(dim=1).values[:, 1 : 1 + neighbours].sum(dim=1)  # the first is the upload itself
 
 
 class Krum(Defence):
