@@ -321,10 +321,10 @@ def test_names_show_the_options_but_not_the_seed() -> None:
     ("make", "sentence"),
     [
         (lambda: fh.Private("fedavg", 1, 1), "inner must be a fedhist.Strategy, got 'fedavg'."),
-        (lambda: equal(clip=0), "clip must be positive, got 0."),
+        (lambda: equal(clip=0), "clip must lie in \[1e-12, 1e\+12\], got 0."),
         (lambda: equal(noise_multiplier=-1), "noise_multiplier must not be negative, got -1."),
         (lambda: equal(noise="server"), "noise must be 'upload', 'sum' or 'client', got 'server'."),
-        (lambda: equal(delta=0), "delta must lie between 0 and 1, well below 1/N for N clients, got 0."),
+        (lambda: equal(delta=0), "delta must lie between 0 and 0.1, well below 1/N for N clients, got 0."),
         (lambda: equal(seed=-1), "seed must be at least 0, got -1."),
         (lambda: equal(seed=2**63), r"seed must be less than 2\^63, got 9223372036854775808."),
         (
@@ -342,7 +342,7 @@ def test_names_show_the_options_but_not_the_seed() -> None:
         (lambda: fh.Private(fh.FedAvg(False, ina=True), 1, 1, noise="sum"), "the uploads' lengths, which FedAvg"),
         (lambda: fh.Private(fh.REFL(), 1, 1, noise="sum"), "uploads from REFL"),
         (lambda: fh.Private(type("Own", (fh.FedAvg,), {})(False), 1, 1, noise="sum"), "uploads from Own"),
-        (lambda: gaussian_epsilon(1.0, 3, 1.5), "delta must lie between 0 and 1"),
+        (lambda: gaussian_epsilon(1.0, 3, 1.5), "delta must lie between 0 and 0.1"),
         (lambda: gaussian_epsilon(1.0, -3, 1e-5), "uploads must not be negative, got -3."),
     ],
 )

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
+from rich.text import Text
 
 import fedhist
 from fedhist.command.flags import takes_settings
@@ -35,8 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Asynchronous federated learning: simulate it, compare methods on the same arrivals, report.",
 )
-console = Console()
-stderr = Console(stderr=True)
+# Paths and names are shown as they are: brackets in them are not Rich's markup.
+console = Console(markup=False)
+stderr = Console(stderr=True, markup=False)
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def main() -> None:
 
 def _say(line: str, to: Console = console) -> None:
     """Print a line as it is."""
-    to.print(line, highlight=False, soft_wrap=True, markup=False)
+    to.print(line, highlight=False, soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:
@@ -230,7 +233,7 @@ def replay(
     recording, replays, places = Recording(folder), [], []
     for name in strategy:
         with Progress(console=stderr, transient=True, disable=quiet or not stderr.is_interactive) as bar:
-            rounds = bar.add_task(name, total=recording.about.rounds)
+            rounds = bar.add_task(escape(name), total=recording.about.rounds)
             replays.append(replay(recording, name, on_round=partial(bar.advance, rounds, 1)))
         places.append(replays[-1].save((out or folder) / f"replay-{slug(replays[-1].method)}"))
     _print_table(f"The uploads of {recording.about.method}, aggregated again", *differences(replays))
@@ -250,7 +253,7 @@ def strategies() -> None:
         table.add_row(name, entry.title, _options(entry.make))
     for kind, known in (("defence", DEFENCES), ("attack", ATTACKS)):
         table.add_section()
-        table.add_row("", f"[bold]{kind}[/bold]")
+        table.add_row("", Text(kind, style="bold"))
         for name, make in known.items():
             table.add_row(name, (inspect.getdoc(make) or "").splitlines()[0].replace("`", ""), _options(make))
     console.print(table)

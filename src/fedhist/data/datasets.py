@@ -128,7 +128,7 @@ def download(url: str, to: Path, checksum: str, progress: Callable[[int, int], N
         raise DataError(f"{url} could not be downloaded to {to}: {cause}.") from error
 
 
-_FASHION_HOME = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION_HOME = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 _CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
 
 DATASETS = {

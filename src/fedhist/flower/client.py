@@ -7,11 +7,12 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedhist.errors import InvalidInput, number, positive
+from fedhist.errors import InvalidInput
 from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, IDENTITY, METRICS, PARTITION
 from fedhist.flower.wire import LAYOUT, Trainable, Wire, read_model, write_model
 from fedhist.noise import secret_gaussian
 from fedhist.strategies.lengths import clipped
+from fedhist.strategies.private import clip_of, noise_multiplier_of
 from fedhist.strategies.screening import Rejected
 
 
@@ -50,7 +51,7 @@ def privatise(
     trainable
         As in :class:`KAsync`, and the same as there.
     """
-    clip, scale = positive("clip", clip), clip * number("noise_multiplier", noise_multiplier, 0)
+    scale = clip_of(clip) * noise_multiplier_of(noise_multiplier)
     before, after = ({name: each.detach().cpu().numpy() for name, each in state.items()} for state in (sent, trained))
     try:
         wire = Wire(before, trainable)

@@ -5,6 +5,7 @@ arrive when they are ready and are not sampled. ``docs/privacy.md`` states the g
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhist.errors import choice, number, positive, require, whole
+from fedhist.errors import brief, choice, number, require, whole
 from fedhist.noise import gaussian, keyed, secret_gaussian
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, Wrapper
@@ -22,6 +23,11 @@ from fedhist.strategies.dynsgd import DynSGD
 from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.lengths import clipped
 from fedhist.strategies.twafl import TWAFL
+
+LARGEST_DELTA = 0.1
+"""Largest δ that is accepted; near 1 any mechanism is private, with an ε of zero."""
+LEAST_NOISE, MOST_NOISE, LEAST_CLIP, MOST_CLIP = 1e-6, 1e6, 1e-12, 1e12
+"""What float32 and the accountant can compute with."""
 
 
 def gaussian_epsilon(noise_multiplier: float, uploads: float, delta: float) -> float:
@@ -33,7 +39,7 @@ def gaussian_epsilon(noise_multiplier: float, uploads: float, delta: float) -> f
     require_accountant()
     from dp_accounting import get_epsilon_gaussian  # noqa: PLC0415
 
-    multiplier, uploads = number("noise_multiplier", noise_multiplier, 0), number("uploads", uploads, 0)
+    multiplier, uploads = noise_multiplier_of(noise_multiplier), number("uploads", uploads, 0)
     sigma = multiplier / math.sqrt(uploads) if uploads else math.inf
     with np.errstate(divide="ignore"):  # the logarithm of a δ of zero
         return float(get_epsilon_gaussian(sigma, probability(delta)))
@@ -46,9 +52,23 @@ def require_accountant() -> None:
 
 
 def probability(delta: object) -> float:
-    """Return `delta`, or raise unless it lies between 0 and 1."""
+    """Return `delta`, or raise unless it is a probability with which a guarantee may fail."""
     result = number("delta", delta)
-    require(0 < result < 1, f"delta must lie between 0 and 1, well below 1/N for N clients, got {delta}.")
+    fits = 0 < result <= LARGEST_DELTA
+    require(fits, f"delta must lie between 0 and {LARGEST_DELTA}, well below 1/N for N clients, got {brief(delta)}.")
+    return result
+
+
+def clip_of(value: object) -> float:
+    """Return a clip, or raise unless it is a length that uploads can have."""
+    return number("clip", value, LEAST_CLIP, MOST_CLIP)
+
+
+def noise_multiplier_of(value: object) -> float:
+    """Return a noise multiplier, or raise unless it is 0 or of a size that noise can have."""
+    result = number("noise_multiplier", value, 0)
+    fits = result == 0 or LEAST_NOISE <= result <= MOST_NOISE
+    require(fits, f"noise_multiplier must be 0 or lie in [{LEAST_NOISE:g}, {MOST_NOISE:g}], got {brief(value)}.")
     return result
 
 
@@ -91,7 +111,7 @@ class Private(Wrapper):
         seed: int | None = None,
     ) -> None:
         super().__init__(inner)
-        self.clip, self.noise_multiplier = positive("clip", clip), number("noise_multiplier", noise_multiplier, 0)
+        self.clip, self.noise_multiplier = clip_of(clip), noise_multiplier_of(noise_multiplier)
         self.noise = choice("noise", noise, ("upload", "sum", "client"))
         self.delta = probability(delta)
         self._seed = None if seed is None else whole("seed", seed, 0)  # not `seed`, which a method's name would show
@@ -102,6 +122,9 @@ class Private(Wrapper):
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Allocate the round counter and each client's spent budget."""
         super().setup(num_clients, k, num_params, device)
+        if self.noise_multiplier > 0 and self.delta >= 1 / num_clients:
+            told = f"delta={self.delta:g} is not below 1/N for N={num_clients} clients"
+            warnings.warn(f"{told}: a guarantee that gives one of them away would satisfy it.", stacklevel=2)
         self.register_buffer("round", torch.zeros((), device=device, dtype=torch.int64))
         self.register_buffer("spent", torch.zeros(num_clients, device=device, dtype=torch.float64))
         return self

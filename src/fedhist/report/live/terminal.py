@@ -58,7 +58,7 @@ class Terminal:
         self._round, self._k, self._work = 0, 0, 0
         self._pace = Pace()
         self._seen: Seen = {}
-        self._downloads = Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self._downloads = Progress(TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
