@@ -27,9 +27,11 @@ def clients_of(history: History) -> Ids:
 def per_client(history: History, table: NDArray[Any]) -> Floats:
     """Return the sum over each known client's uploads of what a table, ``(rounds, K)``, has for them."""
     ids, there = clients_of(history), uploads(history)
-    size = int(max(ids.max(), history.clients.max())) + 1
-    sums = np.bincount(history.clients[there], weights=table[there], minlength=size)
-    return np.asarray(sums[ids], float)
+    order = np.argsort(ids)  # a number may be far beyond how many clients there are
+    place = np.searchsorted(ids, history.clients[there], sorter=order)
+    at = order[np.minimum(place, len(ids) - 1)]
+    known = ids[at] == history.clients[there]
+    return np.asarray(np.bincount(at[known], weights=table[there][known], minlength=len(ids)), float)
 
 
 def times_of(history: History) -> Floats:

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedhist.errors import DivergedError, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import DIVERGED, ROWS, Evaluation, History
+from fedhist.store.history import DIVERGED, Evaluation, History
 from fedhist.store.recording import About, Tape
+from fedhist.store.tables import ARRIVALS
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
@@ -73,7 +74,7 @@ class Server:
         self.diverged: DivergedError | None = None
         """Why this run has ended early."""
         self._name, self._hint = name or options.method.name, hint
-        self._rows = {each: np.zeros((rounds, options.k), kind) for each, kind in ROWS.items()}
+        self._rows = {each: np.zeros((rounds, options.k), column.dtype) for each, column in ARRIVALS.items()}
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
         self._outside = outside_buffers(self.strategy)
