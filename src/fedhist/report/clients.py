@@ -41,6 +41,11 @@ def times_of(history: History) -> Floats:
     return float(history.arrived.max()) / np.maximum(per_client(history, uploads(history)), 0.5)
 
 
+def utilities_of(history: History) -> Floats | None:
+    """Return the utility of each client on record at each trace; None where it is not known whose they are."""
+    return history.traces.get("utility") if "id" in history.about_clients else None
+
+
 def skew_of(history: History) -> Floats | None:
     """Return how far each client's labels are from everyone's: total variation, from 0 (alike) towards 1."""
     counts = history.about_clients.get("labels")
@@ -114,7 +119,7 @@ def labels(section: Section) -> Figure | str:
 
 def utility(section: Section) -> Figure | str:
     """Draw how useful each client has been found, over time."""
-    chosen = [history for history in section.histories if "utility" in history.traces][: section.detail.runs]
+    chosen = [history for history in section.histories if utilities_of(history) is not None][: section.detail.runs]
     if not chosen:
         return "None of these runs keeps utilities, or they were not recorded."
 
@@ -171,7 +176,7 @@ def boosts_of(history: History) -> dict[str, Floats] | None:
         "mean staleness": per_client(history, history.staleness) / np.maximum(times, 1),
         "slowness": times_of(history),
         "label skew": skew_of(history),
-        "utility": history.traces["utility"][-1] if "utility" in history.traces else None,
+        "utility": None if (utilities := utilities_of(history)) is None else utilities[-1],
     }
     return {name: np.asarray(each[times > 0], float) for name, each in facts.items() if each is not None}
 

@@ -144,7 +144,7 @@ class History:
             f"trace() of {self.method} must always return vectors of the same names and lengths.",
         )
         traces = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
-        check_traces(traces, round_, len(self.about_clients.get("id", ())))  # or it could not be read again
+        check_traces(traces, round_, self.about_clients)  # or it could not be read again
         self.traces = traces
 
     def summary(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class History:
             events = [reader(Event)(line).model_dump() for line in read_lines(path)] if there(path) else []
             about_clients, traces = (read_table(folder / f"{name}.npz") for name in ("clients", "traces"))
             check_clients(about_clients)
-            check_traces(traces, rounds, len(about_clients.get("id", ())))
+            check_traces(traces, rounds, about_clients)
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
         known = summary.model_dump(exclude={"rounds", "k"})

@@ -74,13 +74,14 @@ def check_clients(table: Table) -> None:
     require(len(np.unique(ids)) == len(ids), "the table of clients has one twice")
 
 
-def check_traces(table: Table, rounds: int, clients: int) -> None:
-    """Raise unless a table holds traces of a run with so many rounds and clients on record."""
+def check_traces(table: Table, rounds: int, clients: Table) -> None:
+    """Raise unless a table holds traces of a run with so many rounds; a utility is of a client on record, if any is."""
     _check_table("the traces", table, "round", TRACES)
     traced = table.get("round", np.zeros(0))
     ordered = bool((np.diff(traced, prepend=0) > 0).all() and (traced <= rounds).all())
     require(ordered, f"the traces are not of rounds from 1 to {rounds}, in order")
-    for name, width in {"utility": clients, "lengths": 2}.items():
+    widths = {"lengths": 2} | ({"utility": len(clients["id"])} if clients else {})
+    for name, width in widths.items():
         if name in table:
             fits = table[name].shape[1:] == (width,)
             require(fits, f"{name} in the traces must have {width} columns, got {table[name].shape[1:]}")
