@@ -182,11 +182,10 @@ class _Engine:
             if i not in self.done:  # it has left its batch
                 rest = each.one_by_one()
                 alone = (state for state in self.saved.found() if state.kind == rest.kind and i in state.members)
-                if (before := next(alone, None)) is None:
-                    raise FedHistError(
-                        f"{self.saved.folder} has no checkpoint of {each.trial}, which has left the others."
-                    )
-                self._take(rest, before.members, before, self.reported.get(i, 0))
+                if before := next(alone, None):
+                    self._take(rest, before.members, before, self.reported.get(i, 0))
+                if i not in self.done:
+                    raise FedHistError(f"{self.saved.folder} has no checkpoint of {each.trial}, which left the others.")
         histories = [self.done[i][0] for i in range(len(self.plans))]
         errors = [error for _, error in self.done.values() if error is not None]
         if len(errors) == len(self.plans):

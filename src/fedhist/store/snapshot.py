@@ -52,7 +52,7 @@ def read(
         require(isinstance(state, dict), "it does not hold values by their names")
     except SafetensorError as error:
         raise FedHistError(f"{path} is truncated or is not a snapshot of fedhist: {reason(error)}.") from error
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise FedHistError(f"{path} cannot be read: {reason(error)}.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # too deep JSON is the last
         raise FedHistError(f"{path} is not {kind}, or it is damaged: {reason(error)}.") from error

@@ -97,6 +97,7 @@ def _check_table(title: str, table: Table, key: str, columns: Mapping[str, Colum
     require(not table or key in table, f"{title} {'have' if title.endswith('s') else 'has'} no {key}")
     for name, array in table.items():
         _check(title, name, array, columns.get(name, Column(np.float64, max(array.ndim, 1), -np.inf, np.inf)))
+        require(array.size > 0 or name not in columns, f"{brief(name)} in {title} is empty")
         require(len(array) == len(table[key]), f"{title} must have rows for each {key}, which {brief(name)} has not")
 
 
