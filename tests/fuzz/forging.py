@@ -1,4 +1,4 @@
-"""Forges files as somebody would who knows their formats: the form is right and so are the checksums, the content is odd."""
+"""Forges files as somebody would who knows their formats: form and checksums are right, and the content is odd."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedhist.store.recording import ARRAYS, CHECKSUMS, read_about, row_checksum
 
 NESTED: Any = json.loads("[" * 300 + "]" * 300)
 VALUES: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 7, 0.5, -0.0, 1e308, -1e308, 1e15, 10**15, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400,
-    float("nan"), float("inf"), "", "x", "x" * 20_000, "a\nb", "{}", "{x}", "%{x}", "[/b]", "<a href='http://x'>y</a>", "../x",
-    "\u202e\ud7ff", "1", "fedavg", [], {}, [[]], [None], [1, 2, 3], {"a": 1}, NESTED,
+    None, True, False, -1, 0, 1, 2, 7, 0.5, -0.0, 1e308, -1e308, 1e15, 10**15, 2**31, 2**53, 2**63, 2**64, -(2**63),
+    10**400, float("nan"), float("inf"), "", "x", "x" * 20_000, "a\nb", "{}", "{x}", "%{x}", "[/b]", "../x", "1",
+    "fedavg", "<a href='http://x'>y</a>", "\u202e\ud7ff", [], {}, [[]], [None], [1, 2, 3], {"a": 1}, NESTED,
 ]  # fmt: skip
 NUMBERS = [0, 1, -1, -2, 3, 1e15, 2**31, 2**62, -(2**62), 1e30, 1e308, float("nan"), float("inf"), -float("inf")]
 TYPES = ["bool", "int8", "int32", "int64", "uint64", "float16", "float32", "float64", ">f8", ">i4", "complex64", "S3"]
@@ -81,25 +81,25 @@ def forged_toml(content: bytes, random: Random) -> bytes:
 
 def forged_array(array: np.ndarray, random: Random) -> np.ndarray:
     """Return an array of another type or shape, or with other values."""
+    copy, number = array.copy(), np.asarray(random.choice(NUMBERS))
+    changes: list[Callable[[], Any]] = [
+        lambda: copy.astype(random.choice(TYPES)),
+        lambda: random.choice([copy[None], copy.reshape(-1), copy.T, copy[..., None], copy.reshape(-1)[:1].sum()]),
+        lambda: np.full(copy.shape, number),
+        lambda: np.where(np.arange(copy.size).reshape(copy.shape) == random.randrange(copy.size + 1), number, copy),
+    ]
+    if copy.ndim:
+        shorter = [copy[:0], copy[:1], copy[:-1], copy[..., :0], copy[..., :1], copy[..., :-1]]
+        changes += [lambda: random.choice(shorter), lambda: np.concatenate([copy, copy[-1:]])]
+    if copy.size:
+        changes += 3 * [lambda: put(copy, random.randrange(copy.size), number)]
     with np.errstate(all="ignore"):
-        change, copy = random.randrange(9), array.copy()
-        if change == 0:
-            return copy.astype(random.choice(TYPES))
-        if change == 1:
-            return random.choice([copy[None], copy.reshape(-1), copy.T, copy[..., None], copy.reshape(-1)[:1].sum()])
-        if change == 2 and copy.ndim:
-            return random.choice([copy[:0], copy[:1], copy[:-1], copy[..., :0], copy[..., :1], copy[..., :-1]])
-        if change == 3 and copy.ndim:
-            return np.concatenate([copy, copy[-1:]])
-        number = np.asarray(random.choice(NUMBERS))
-        if change == 4:
-            return np.full(copy.shape, number)
-        if copy.size == 0:
-            return np.zeros(3)
-        if change == 5:
-            copy = copy.astype(number.dtype)
-        copy.reshape(-1)[random.randrange(copy.size)] = number.astype(copy.dtype)
-        return copy
+        return np.asarray(random.choice(changes)())
+
+
+def put(array: np.ndarray, place: int, number: np.ndarray) -> np.ndarray:
+    array.reshape(-1)[place] = number.astype(array.dtype)
+    return array
 
 
 def forged_arrays(content: bytes, random: Random) -> bytes:
@@ -154,9 +154,7 @@ def forged_snapshot(content: bytes, random: Random) -> bytes:
     elif change < 0.55:
         del tensors[name]
     elif change < 0.6:
-        tensors[random.choice(["9.model", "model", "-1.x", "0.traces.more", "0.rows.more", "0.clock.time"])] = tensors[
-            name
-        ].clone()
+        tensors[random.choice(["9.model", "model", "-1.x", "0.traces.more", "0.clock.time"])] = tensors[name].clone()
     elif name != snapshot.STATE:
         tensors[name] = forged_tensor(tensors[name], random)
     tensors = {name: snapshot._on_cpu(tensor) for name, tensor in tensors.items()}

@@ -19,11 +19,10 @@ from random import Random
 import pytest
 
 import fedhist as fh
-from tests.fuzz.mutations import mutated, put_in_the_way
 from tests.fuzz.commands import COMMANDS
 from tests.fuzz.forging import forge, swell
-from tests.fuzz.readers import READERS as SINGLE
-from tests.fuzz.readers import Files, Reader
+from tests.fuzz.mutations import mutated, put_in_the_way
+from tests.fuzz.readers import READERS as SINGLE, Files, Reader
 
 TIMES, SEED = int(os.environ.get("FEDHIST_FUZZ", "100")), os.environ.get("FEDHIST_FUZZ_SEED", "0")
 READERS = SINGLE | COMMANDS

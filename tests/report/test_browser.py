@@ -175,7 +175,7 @@ def test_a_folder_of_everything(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_names_are_shown_as_they_are_written(browser: Browser, tmp_path: Path) -> None:
-    """Plotly takes some tags and entities in texts for its own, and %{…} for a number: a name must not become a link."""
+    """Plotly takes some tags and entities for its own, and %{…} for a number: a name must not become a link."""
     name = '<a href="https://example.org/">A</a> %{x} &lt;'
     for seed in range(2):
         for method in (name, "FedHist"):

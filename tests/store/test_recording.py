@@ -257,7 +257,7 @@ def described(recording: Recording, **changes: Any) -> np.ndarray:
         {"seed": -1},
         {"seed": 1 << 63},
         {"method": "x" * 20_000},
-    ],  # fmt: skip
+    ],
 )
 def test_forged_descriptions(task: fh.Task, tmp_path: Path, changes: dict[str, Any]) -> None:
     fh.simulate("fedavg", task, **COMMON, record=tmp_path)

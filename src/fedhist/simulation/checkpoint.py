@@ -199,9 +199,10 @@ class Checkpoints:
             for name, tensor in tensors.items():
                 place, _, rest = name.partition(".")
                 by_run[place][rest] = tensor
-            descriptions, members = stored.pop("described"), dict(stored.pop("members"))
+            descriptions, pairs = stored.pop("described"), stored.pop("members")
+            members = dict(pairs)
             state = Saved(members=members, tensors=list(by_run.values()), **stored)
-            fits = state.file == file.name and len(members) == len(by_run)
+            fits = state.file == file.name and len(members) == len(pairs) == len(by_run)
             require(fits, f"its name or its number of runs is not that of {brief(members)}")
             for i, description in zip(members, descriptions, strict=True):
                 if i >= len(self.trials):

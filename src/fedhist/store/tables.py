@@ -51,7 +51,7 @@ TRACES: Mapping[str, Column] = {
 def checked_arrivals(arrays: Table) -> dict[str, Any]:
     """Return the arrays of a run's uploads as they are kept in memory, or raise unless they make sense together."""
     for name in ARRIVALS:
-        require(name in arrays, f"the arrivals have no {name}")
+        require(name in arrays, f"there is no {name} in the arrivals")
         _check("the arrivals", name, arrays[name], ARRIVALS[name])
         shape = arrays[name].shape
         require(shape[1] > 0, f"{name} must have a row for each round, got shape {shape}")
@@ -94,7 +94,7 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
 
 def _check_table(title: str, table: Table, key: str, columns: Mapping[str, Column]) -> None:
     """Raise unless all columns have a row for each value of `key`; those that are not named may be of any form."""
-    require(not table or key in table, f"{title} {'have' if title.endswith('s') else 'has'} no {key}")
+    require(not table or key in table, f"there is no {key} in {title}")
     for name, array in table.items():
         _check(title, name, array, columns.get(name, Column(np.float64, max(array.ndim, 1), -np.inf, np.inf)))
         require(array.size > 0 or name not in columns, f"{brief(name)} in {title} is empty")
