@@ -130,14 +130,14 @@ def use_recording(recording: fh.Recording, folder: Path) -> None:
 
 
 COMMANDS = {
-    "report": Reader(report_files, read_report, use_report, forged=True, share=0.1),
+    "report": Reader(report_files, read_report, use_report, forged=True, share=0.02),
     "resume": Reader(
-        unfinished_files, lambda f: read_command("resume", folder=f), use_finished, forged=True, share=0.1
+        unfinished_files, lambda f: read_command("resume", folder=f), use_finished, forged=True, share=0.02
     ),
-    "replay": Reader(recording_files, fh.Recording, use_recording, forged=True),
+    "replay": Reader(recording_files, fh.Recording, use_recording, forged=True, share=0.3),
     **{
         f"checkpoint, {kind}": Reader(
-            partial(checkpoint_files, kind), partial(simulated, kind), use_histories, forged=True, share=0.3
+            partial(checkpoint_files, kind), partial(simulated, kind), use_histories, forged=True, share=0.02
         )
         for kind in ("methods", "batched", "faults", "private")
     },

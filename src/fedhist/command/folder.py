@@ -80,7 +80,7 @@ class RunFolder:
             raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
         require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {command!r}.")
         if version != __version__:
-            begun_with = f"{relative} was begun with fedhist {version}"
+            begun_with = f"{relative} was begun with fedhist {str(version)[:100]}"
             raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
         folder = cls(path, command, Settings.read(config), None)
         fits = folder.settings["engine"] == "local" or not folder.saved
