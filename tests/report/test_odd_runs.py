@@ -79,6 +79,7 @@ LEFT_OUT: dict[str, tuple[Change, str]] = {
     "times are NaN": (table("clients", time=lambda a: a * np.nan), "'time' in the table of clients must be from 0"),
     "fewer times": (table("clients", time=lambda a: a[1:]), "must have rows for each id"),
     "no rounds": (table("traces", round=None), "there is no round in the traces"),
+    "one round for all": (table("traces", round=lambda a: a.sum()), "must have 1 dimensions, got shape ()"),
     "rounds backwards": (table("traces", round=lambda a: a[::-1]), "the traces are not of rounds from 1 to 60"),
     "rounds to come": (table("traces", round=lambda a: a + 1000), "the traces are not of rounds from 1 to 60"),
     "utilities of others": (table("traces", utility=lambda a: a[:, 1:]), "must have 40 columns"),

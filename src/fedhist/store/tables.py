@@ -95,7 +95,8 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
 def _check_table(title: str, table: Table, key: str, columns: Mapping[str, Column]) -> None:
     """Raise unless all columns have a row for each value of `key`; those that are not named may be of any form."""
     require(not table or key in table, f"there is no {key} in {title}")
-    for name, array in table.items():
+    for name in sorted(table, key=lambda each: each != key):  # the others are compared with it
+        array = table[name]
         _check(title, name, array, columns.get(name, Column(np.float64, max(array.ndim, 1), -np.inf, np.inf)))
         require(array.size > 0 or name not in columns, f"{brief(name)} in {title} is empty")
         require(len(array) == len(table[key]), f"{title} must have rows for each {key}, which {brief(name)} has not")
