@@ -48,7 +48,7 @@ def test_run_writes_files_that_can_be_run_again(tmp_path: Path) -> None:
 
 def test_record_and_replay(tmp_path: Path) -> None:
     succeeds("run", *QUICK, "--record", "--out", "a", "--record-dtype", "bfloat16", cwd=tmp_path)
-    assert {"uploads.npy", "updates.npy", "examples.npy", "recording.npz"} <= listed(tmp_path / "a")
+    assert {"uploads.npy", "updates.npy", "examples.npy", "checksums.npy", "recording.npz"} <= listed(tmp_path / "a")
     result = succeeds("replay", "a", "--strategy", "refl", "--strategy", "fedhist:ina=false", cwd=tmp_path)
     assert "The uploads of FedHist, aggregated again" in result.out and "FedHist (recorded)" in result.out
     assert "not how well another method would have learned" in " ".join(result.out.split())

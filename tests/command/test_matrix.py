@@ -54,7 +54,7 @@ SCENARIOS = {
     "moon": Scenario(("moon:mu=0.1", "fedprox"), ["--local-steps", "2"], replayed="fedavg"),
 }
 LABELS = {"moon:mu=0.1": "MOON(mu=0.1)", "fedprox": "FedProx", "fedhist": "FedHist", "fedavg": "FedAvg"}
-RECORDING = {"uploads.npy", "updates.npy", "examples.npy", "recording.npz"}
+RECORDING = {"uploads.npy", "updates.npy", "examples.npy", "checksums.npy", "recording.npz"}
 
 
 def needed(*modules: str | None) -> None:

@@ -80,7 +80,7 @@ def test_a_client_that_diverged_shows_nothing_but_noise(value: float) -> None:
 def test_a_model_of_another_form_is_refused() -> None:
     with pytest.raises(fh.InvalidInput, match="the trained model does not fit the one that was sent: the model lacks"):
         privatise(START, {"w": START["w"]}, clip=1.0, noise_multiplier=1.0)
-    with pytest.raises(fh.InvalidInput, match="clip must lie in \[1e-12, 1e\+12\], got 0."):
+    with pytest.raises(fh.InvalidInput, match=r"clip must lie in \[1e-12, 1e\+12\], got 0."):
         privatise(START, START, clip=0, noise_multiplier=1.0)
 
 

@@ -70,7 +70,7 @@ def test_a_resumed_recording_is_that_of_the_whole_run(tmp_path: Path) -> None:
         with pytest.raises(Killed):
             run(sites(), **options, on_round=kill_in(stop))
     run(sites(), **options)
-    for name in ("uploads.npy", "examples.npy", "updates.npy", "recording.npz"):
+    for name in ("uploads.npy", "examples.npy", "updates.npy", "checksums.npy", "recording.npz"):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert same_to_the_bit(fh.replay(tmp_path / "resumed", "fedhist"))
     run(sites(), **options)  # nothing left to do

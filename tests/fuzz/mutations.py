@@ -160,10 +160,13 @@ def inside_zip(packed: bytes, random: Random) -> bytes:
 def put_in_the_way(path: Path, random: Random) -> None:
     """Leave something else than a file where one was, or nothing."""
     path.unlink()
-    kind = random.randrange(5)
+    kind = random.randrange(8)
     if kind == 0:
         path.mkdir()
     elif kind == 1:
         os.mkfifo(path)
-    elif kind < 4:
-        path.symlink_to(path if kind == 2 else "/dev/zero")
+    elif kind == 2:
+        path.write_bytes(b"")
+        path.chmod(0)  # which does not stop root
+    elif kind < 7:
+        path.symlink_to([path, "/dev/zero", "/dev/full", "nowhere"][kind - 3])

@@ -47,10 +47,14 @@ class Reader:
     use: Callable[[Any, Path], None]
     """Raises if the result cannot be used."""
     inside: Callable[[bytes, Random], bytes] | None = None
+    forged: bool = False
+    """Whether most damage is done by somebody who knows the formats."""
+    share: float = 1.0
+    """How often it is read compared with others, since it may be slow."""
 
 
 def contents(folder: Path) -> Files:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def sometimes(thing: object) -> bool:

@@ -172,3 +172,25 @@ def test_a_folder_of_everything(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate(count) > before
     assert all(marks > 0 for marks in drawn(browser).values())
     assert browser.complaints == []
+
+
+def test_names_are_shown_as_they_are_written(browser: Browser, tmp_path: Path) -> None:
+    """Plotly takes some tags and entities for its own, and %{…} for a number: a name must not become a link."""
+    name = '<a href="https://example.org/">A</a> %{x} &lt;'
+    for seed in range(2):
+        for method in (name, "FedHist"):
+            run = fake_history(method, seed, weights=None)
+            run.events = [{"time": 1.0, "round": 3, "event": f"{name}!", "reason": name}]
+            run.weights[:] = 1  # so that events are drawn
+            run.save(tmp_path / f"{len(method)}-{seed}")
+    browser.complaints.clear()
+    browser.open(write_report([tmp_path], tmp_path / "page.html").path)
+    links = (
+        "[...document.querySelectorAll('.plot a')].filter(a => [...a.attributes].some(t => /href/.test(t.name))).length"
+    )
+    assert browser.evaluate(links) == 0
+    legends = set(browser.evaluate("[...document.querySelectorAll('.legendtext')].map(t => t.textContent)"))
+    assert legends == {name, "FedHist", f"{name}!"}
+    ticks = browser.evaluate("[...document.querySelectorAll('#g0-seeds .ytick text')].map(t => t.textContent)")
+    assert ticks == ["FedHist", name[:27] + "…"] or ticks == [name[:27] + "…", "FedHist"]
+    assert browser.complaints == []

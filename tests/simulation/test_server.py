@@ -14,13 +14,13 @@ from torch import Tensor
 import fedhist as fh
 from fedhist.simulation.server import Server
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import ROWS
+from fedhist.store.tables import ARRIVALS
 
 P = 6
 
 
 def server(strategy: str | fh.Strategy = "fedavg", k: int = 3, rounds: int = 10, **options: Any) -> Server:
-    rows: list[Any] = [np.zeros((0, k), kind) for kind in ROWS.values()]
+    rows: list[Any] = [np.zeros((0, k), column.dtype) for column in ARRIVALS.values()]
     about = fh.History("m", 0, "t", *rows)
     return Server(ServerOptions(strategy, k=k, **options), torch.ones(P), 8, rounds, about, seed=1)
 
@@ -146,7 +146,7 @@ def test_saved_and_restored_in_the_middle(strategy: str) -> None:
     assert torch.equal(second.model, whole.model)
     assert second.history.evaluations == whole.history.evaluations and second.history.events == whole.history.events
     assert second.screen.state() == whole.screen.state()
-    for name in ROWS:
+    for name in ARRIVALS:
         assert np.array_equal(getattr(second.history, name), getattr(whole.history, name)), name
     for name, values in whole.history.traces.items():
         assert np.array_equal(second.history.traces[name], values)

@@ -128,7 +128,7 @@ def test_the_recording_of_a_run_that_diverges_ends_there(make_task: Callable[...
         other = fh.Trial("fedhist", make_task(), **OPTIONS, faults=fh.Faults(nan=0.1))
         history, _ = fh.simulate_many([diverging, other])
         assert history.diverged
-        files = [tmp_path / folder / name for name in ("uploads.npy", "examples.npy", "updates.npy")]
+        files = [tmp_path / folder / name for name in ("uploads.npy", "examples.npy", "updates.npy", "checksums.npy")]
         sizes.append([file.read_bytes() for file in files])
         with pytest.raises(fh.FedHistError, match="diverged, so there is nothing to compare with"):
             fh.replay(tmp_path / folder, "fedavg")

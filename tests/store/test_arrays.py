@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedhist.store import arrays
 from fedhist.store.arrays import checksum, decode, read_arrays, write_arrays
 
 
@@ -96,3 +97,20 @@ def test_a_checksum_depends_on_shape_type_and_values() -> None:
     others = [base.reshape(2, 3), base.astype(np.int32), base + 1, base.astype(np.uint64)]
     assert len({checksum(each) for each in (base, *others)}) == 5
     assert checksum(base) == checksum(np.arange(12)[::2] // 2) and checksum(base, base) != checksum(base)
+
+
+@pytest.mark.parametrize("said", [None, 100])
+def test_archives_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: int | None
+) -> None:
+    """Whether they say how much they unpack to or not."""
+    monkeypatch.setattr(arrays, "MOST_UNPACKED", 50_000)
+    content = bytearray(zipped(npy(np.zeros(10_000)), zipfile.ZIP_DEFLATED))
+    if said is not None:
+        at = content.rindex(b"PK\x01\x02") + 24
+        content[at : at + 4] = said.to_bytes(4, "little")
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(
+        ValueError, match="its content would be larger than 50,000 bytes" if said is None else "damaged|array"
+    ):
+        read_arrays(tmp_path / "a.npz")

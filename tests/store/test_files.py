@@ -9,6 +9,8 @@ import pytest
 
 import fedhist as fh
 from fedhist.command.settings import Settings
+from fedhist.store import files
+from fedhist.store.arrays import read_arrays
 from fedhist.store.files import parse_json, parse_toml, plain, read_bytes, read_lines, read_text, slug, whole_file
 
 
@@ -127,3 +129,28 @@ def test_different_texts_have_different_names() -> None:
     names = [slug(text) for text in texts]
     assert len(set(names)) == len(names) and max(len(name.encode()) for name in names) <= 100
     assert not any(set(name) & set("/\0") or name.startswith(".") for name in names)
+
+
+def test_size_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a terabyte, all of it a hole, is refused before it is read, a small one once it unpacks to more."""
+    huge = tmp_path / "huge"
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    for read in (read_bytes, read_text, lambda path: list(read_lines(path))):
+        with pytest.raises(OSError, match="it is larger than [0-9,]+ bytes"):
+            read(huge)
+    with pytest.raises(fh.InvalidInput, match="config=.*huge cannot be read: it is larger than 1,048,576 bytes"):
+        Settings.read(huge)
+    with pytest.raises(OSError, match="it is larger than"):
+        read_arrays(huge)
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    monkeypatch.setattr(files, "MOST_TEXT", 100)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"0" * 2000))
+    with pytest.raises(ValueError, match="it is larger than 1,000 bytes"):
+        read_bytes(tmp_path / "bomb.gz", 1000)
+    with pytest.raises(ValueError, match="a line is larger than 100 bytes"):
+        list(read_lines(tmp_path / "bomb.gz"))
+    (tmp_path / "lines.gz").write_bytes(gzip.compress(b"0\n" * 1000))
+    with pytest.raises(ValueError, match="it is larger than 1,000 bytes"):
+        list(read_lines(tmp_path / "lines.gz"))
+    assert read_bytes(tmp_path / "lines.gz", 2000) == b"0\n" * 1000

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.store import recording as module
+from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.recording import FILES, About, Recording, Tape
 
 COMMON: dict[str, Any] = {"k": 3, "rounds": 12, "eval_every": 4}
@@ -158,7 +161,7 @@ def test_what_cannot_be_recorded(task: fh.Task, tmp_path: Path, monkeypatch: pyt
         fh.compare(["fedavg"], task, **COMMON, record=tmp_path / "c", engine="ray")
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(fh.InvalidInput, match=r"the recording needs 14.7 KB and .* has 1.0 KB free; record fewer"):
+    with pytest.raises(fh.InvalidInput, match=r"the recording needs 14.8 KB and .* has 1.0 KB free; record fewer"):
         fh.simulate("fedavg", task, **COMMON, record=tmp_path / "d" / "e")
     assert not (tmp_path / "d").exists()
 
@@ -203,3 +206,62 @@ def test_damaged_recordings(task: fh.Task, tmp_path: Path) -> None:
     fh.simulate("fedavg", task, k=2, rounds=12).save(damaged("uploads.npy", lambda b: b))
     with pytest.raises(fh.FedHistError, match="the arrivals in .* are not those of its recording"):
         Recording(tmp_path / "bad")
+
+
+def test_what_was_changed_after_it_was_written_is_noticed(task: fh.Task, tmp_path: Path) -> None:
+    """Of any file, also of the description and of the first model, with its own checksum made right again."""
+    fh.simulate("fedavg", task, **COMMON, record=tmp_path / "good")
+    good = Recording(tmp_path / "good")
+
+    def changed(name: str, change: Callable[[Path], None]) -> Recording:
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+        shutil.copytree(tmp_path / "good", tmp_path / "bad")
+        change(tmp_path / "bad" / name)
+        return Recording(tmp_path / "bad")
+
+    def flip(path: Path, at: int = -1) -> None:
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+
+    for name, read in {"uploads.npy": "uploads", "updates.npy": "update", "examples.npy": "num_examples"}.items():
+        bad = changed(name, flip)
+        assert torch.equal(getattr(bad, read)(11), getattr(good, read)(11))
+        with pytest.raises(fh.FedHistError, match=f"was changed after it was written: .* of round 12 in {name} does"):
+            getattr(bad, read)(12)
+    with pytest.raises(fh.FedHistError, match="changed after it was written"):
+        changed("checksums.npy", flip).update(12)
+    for value in ({"start": good.start.numpy() + 1}, {"about": described(good, server_lr=2.0)}):
+        bad = changed("recording.npz", lambda path, value=value: write_arrays(path, **(read_arrays(path) | value)))
+        with pytest.raises(fh.FedHistError, match="changed after it was written"):
+            bad.uploads(1)
+    with pytest.raises(fh.FedHistError, match=r"checksums.npy cannot be read: No such file"):
+        changed("checksums.npy", Path.unlink)
+
+
+def described(recording: Recording, **changes: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(asdict(recording.about) | changes).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 0},
+        {"rounds": 1 << 40},
+        {"k": 9},
+        {"num_clients": 10**9},
+        {"num_params": -1},
+        {"num_params": 1},
+        {"dtype": "uint32"},
+        {"model_dtype": "int8"},
+        {"seed": -1},
+        {"seed": 1 << 63},
+        {"method": "x" * 20_000},
+    ],
+)
+def test_forged_descriptions(task: fh.Task, tmp_path: Path, changes: dict[str, Any]) -> None:
+    fh.simulate("fedavg", task, **COMMON, record=tmp_path)
+    about = described(Recording(tmp_path), **changes)
+    write_arrays(tmp_path / "recording.npz", **(read_arrays(tmp_path / "recording.npz") | {"about": about}))
+    with pytest.raises(fh.FedHistError, match="does not describe a recording"):
+        Recording(tmp_path)

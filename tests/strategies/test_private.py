@@ -321,7 +321,7 @@ def test_names_show_the_options_but_not_the_seed() -> None:
     ("make", "sentence"),
     [
         (lambda: fh.Private("fedavg", 1, 1), "inner must be a fedhist.Strategy, got 'fedavg'."),
-        (lambda: equal(clip=0), "clip must lie in \[1e-12, 1e\+12\], got 0."),
+        (lambda: equal(clip=0), r"clip must lie in \[1e-12, 1e\+12\], got 0."),
         (lambda: equal(noise_multiplier=-1), "noise_multiplier must not be negative, got -1."),
         (lambda: equal(noise="server"), "noise must be 'upload', 'sum' or 'client', got 'server'."),
         (lambda: equal(delta=0), "delta must lie between 0 and 0.1, well below 1/N for N clients, got 0."),

@@ -14,7 +14,7 @@ from typing import Any
 from fedhist.errors import InvalidInput, brief, flag, number, reason, require, whole
 from fedhist.options import Option, option, options_of, unknown_option
 from fedhist.simulation.trial import Trial
-from fedhist.store.files import parse_toml, read_text, whole_file
+from fedhist.store.files import MOST_TOML, parse_toml, read_text, whole_file
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Settings(dict[str, Any]):
         values: dict[str, Any] = {}
         if file is not None:
             try:
-                values = parse_toml(read_text(file))
+                values = parse_toml(read_text(file, MOST_TOML))
             except OSError as error:
                 raise InvalidInput(f"config={file} cannot be read: {reason(error)}.") from error
             except ValueError as error:

@@ -187,7 +187,7 @@ def rejected(section: Section) -> Figure | str:
         edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
         for kind in total:
             counts = np.histogram([event["round"] for event in trouble if event["event"] == kind], edges)[0]
-            data.append({"kind": "events", "name": kind, "x": values(edges[:-1]), "y": values(counts)})
+            data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
     return Figure(summary, data, {"yaxis": y_axis}, tables=tables, open_tables=True)
 
 

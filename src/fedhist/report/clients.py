@@ -27,9 +27,11 @@ def clients_of(history: History) -> Ids:
 def per_client(history: History, table: NDArray[Any]) -> Floats:
     """Return the sum over each known client's uploads of what a table, ``(rounds, K)``, has for them."""
     ids, there = clients_of(history), uploads(history)
-    size = int(max(ids.max(), history.clients.max())) + 1
-    sums = np.bincount(history.clients[there], weights=table[there], minlength=size)
-    return np.asarray(sums[ids], float)
+    order = np.argsort(ids)  # a number may be far beyond how many clients there are
+    place = np.searchsorted(ids, history.clients[there], sorter=order)
+    at = order[np.minimum(place, len(ids) - 1)]
+    known = ids[at] == history.clients[there]
+    return np.asarray(np.bincount(at[known], weights=table[there][known], minlength=len(ids)), float)
 
 
 def times_of(history: History) -> Floats:
@@ -37,6 +39,11 @@ def times_of(history: History) -> Floats:
     if "time" in history.about_clients:
         return np.asarray(history.about_clients["time"], float)
     return float(history.arrived.max()) / np.maximum(per_client(history, uploads(history)), 0.5)
+
+
+def utilities_of(history: History) -> Floats | None:
+    """Return the utility of each client on record at each trace; None where it is not known whose they are."""
+    return history.traces.get("utility") if "id" in history.about_clients else None
 
 
 def skew_of(history: History) -> Floats | None:
@@ -112,7 +119,7 @@ def labels(section: Section) -> Figure | str:
 
 def utility(section: Section) -> Figure | str:
     """Draw how useful each client has been found, over time."""
-    chosen = [history for history in section.histories if "utility" in history.traces][: section.detail.runs]
+    chosen = [history for history in section.histories if utilities_of(history) is not None][: section.detail.runs]
     if not chosen:
         return "None of these runs keeps utilities, or they were not recorded."
 
@@ -169,7 +176,7 @@ def boosts_of(history: History) -> dict[str, Floats] | None:
         "mean staleness": per_client(history, history.staleness) / np.maximum(times, 1),
         "slowness": times_of(history),
         "label skew": skew_of(history),
-        "utility": history.traces["utility"][-1] if "utility" in history.traces else None,
+        "utility": None if (utilities := utilities_of(history)) is None else utilities[-1],
     }
     return {name: np.asarray(each[times > 0], float) for name, each in facts.items() if each is not None}
 

@@ -3,6 +3,7 @@
 Figures are made of numbers and words here; `page.js` knows how each kind of trace and each figure looks.
 """
 
+import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +83,13 @@ class Section:
 
 def trace(kind: str, method: str, x: ArrayLike, y: ArrayLike, hover: str = "", **more: Any) -> Plot:
     """Return something drawn of a method, such as a "curve" or "points"."""
-    return {"kind": kind, "method": method, "x": values(x, PRECISE), "y": values(y), "hover": hover, **more}
+    named = {"kind": kind, "method": method, "name": literal(method)}
+    return {**named, "x": values(x, PRECISE), "y": values(y), "hover": hover, **more}
+
+
+def literal(name: str) -> str:
+    """Return a name as Plotly shows it unchanged: in its texts tags, entities and %{…} have a meaning."""
+    return html.escape(name, quote=False).replace("%", "&#37;")
 
 
 def band(method: str, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> Plot:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.simulation.trial import NOT_COMPARED
-from fedhist.store.history import DIVERGED, ROWS, Comparison, History
+from fedhist.store.history import DIVERGED, Comparison, History
+from fedhist.store.tables import ARRIVALS
 
 T = TypeVar("T")
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
@@ -44,6 +45,11 @@ class Run:
                 reason = event.get("reason", "no reason is recorded")
                 return f"{self.folder}: {self} diverged in round {event['round']}: {reason}."
         return None
+
+    @property
+    def classes(self) -> int:
+        """How many classes it has accuracies of; 0 where that is not known."""
+        return len(self.history.evaluations[-1].per_class) if self.history.evaluations else 0
 
     def __str__(self) -> str:
         return f"{self.history.method}, seed {self.history.seed}"
@@ -121,26 +127,13 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _read(folder: Path) -> Run:
     history = History.load(folder)
-    require(_fits(history), f"{folder} does not hold a complete run: its tables do not fit each other.")
     if not history.diverged:
         require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
         require(len(history.evaluations) > 0, f"{folder} holds a run that was never evaluated.")
-    setting = {"task": history.task, **history.setting}
+    setting = {"task": history.task} | history.setting | {"task": history.task}
     setting.setdefault("k", history.clients.shape[1])
     setting.setdefault("rounds", history.rounds)
     return Run(folder, history, {n: v for n, v in setting.items() if n not in NOT_COMPARED and v is not None})
-
-
-def _fits(history: History) -> bool:
-    """Whether a run's tables have the shapes that they should have to each other."""
-    about, traces = history.about_clients, history.traces
-    known, traced = len(about.get("id", ())), len(traces.get("round", ()))
-    expected = {"utility": (traced, known), "lengths": (traced, 2)}
-    return (
-        all(len(column) == known for column in about.values())
-        and ("labels" not in about or about["labels"].ndim == 2)
-        and all(traces[name].shape == size for name, size in expected.items() if name in traces)
-    )
 
 
 def _parted(things: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
@@ -160,7 +153,11 @@ def _comparable(runs: Sequence[Run], left_out: list[tuple[Path, str]]) -> list[l
     distinct: list[Run] = []
     for run in runs:
         twin = next((other for other in distinct if _same(other, run)), None)
-        if twin is None:
+        unlike = next((other for other in distinct if 0 < other.classes != run.classes > 0), None)
+        if unlike is not None:
+            what = f"{run.folder} has accuracies of {run.classes} classes, and {unlike.folder}, with the same settings,"
+            left_out.append((run.folder, f"{what} of {unlike.classes}."))
+        elif twin is None:
             distinct.append(run)
         else:
             left_out.append((run.folder, f"{run.folder} holds {run}, which {twin.folder} holds already."))
@@ -191,7 +188,7 @@ def _same(first: Run, second: Run) -> bool:
         return True
     accuracy = dict(zip(one.round, one.accuracy, strict=True))
     return all(accuracy.get(each.round, each.accuracy) == each.accuracy for each in other.evaluations) and all(
-        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in ROWS
+        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in ARRIVALS
     )
 
 
@@ -211,5 +208,7 @@ def _distinguishing(settings: Sequence[dict[str, Any]]) -> Sequence[str]:
 
 
 def _title(setting: dict[str, Any], named: Iterable[str]) -> str:
-    words = (WORDS.get(n, n.replace("_", " ") + " = {}").format(text_of(setting[n])) for n in named if n in setting)
+    words = (
+        WORDS.get(n, "{name} = {}").format(text_of(setting[n]), name=n.replace("_", " ")) for n in named if n in setting
+    )
     return ", ".join((str(setting["task"]), *words))

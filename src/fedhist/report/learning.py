@@ -134,7 +134,8 @@ def _ticks(names: Sequence[str]) -> fig.Plot:
 
 
 def _cut(name: str, most: int = 28) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+    """Return a name that is short enough for an axis, as Plotly shows it."""
+    return fig.literal(name if len(name) <= most else name[: most - 1] + "…")
 
 
 def _final_classes(history: History) -> list[float] | None:

@@ -106,7 +106,7 @@
   const colourOf = (method) => (looks[method][0] === "#000000" ? "@ink" : looks[method][0]);
 
   // A trace as Plotly takes it, from its kind and its method; all traces of a method can be hidden together.
-  function styled({ kind, method, hover, ...own }) {
+  function styled({ kind, method, name, hover, ...own }) {
     const shown = method in looks;
     const color = shown ? colourOf(method) : undefined;
     const look = shown ? {
@@ -117,8 +117,8 @@
       fillcolor: color === "@ink" ? "@inkband" : `${color}29`,
     } : {};
     const words = {};
-    if (method) words.name = method;
-    if (hover) words.hovertemplate = `${hover}<extra>${method || ""}</extra>`;
+    if (name) words.name = name; // as Plotly takes it, where "method" is as it is
+    if (hover) words.hovertemplate = `${hover}<extra>${name || ""}</extra>`;
     return { ...merged(merged(look, TRACES[kind]), own), ...words };
   }
 

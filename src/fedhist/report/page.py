@@ -73,7 +73,7 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as part:
-            part.write_text(page, encoding="utf-8")
+            part.write_text(page, encoding="utf-8", errors="backslashreplace")  # a folder's name may be no text
     except OSError as error:
         raise FedHistError(f"{out} cannot be written: {reason(error)}.") from error
     diverged = [(run.folder, run.diverged) for run in found.runs if run.diverged]

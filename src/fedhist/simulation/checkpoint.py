@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, as_path, brief, flag, number, reason
+from fedhist.errors import FedHistError, InvalidInput, as_path, brief, flag, number, reason, require
 from fedhist.simulation.numerics import differences
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources import Simulated
@@ -134,6 +134,8 @@ def put_back(saved: Saved, runs: Sequence[Run], source: Simulated) -> None:
             run.server.restore(tensors, facts)
             run.left = bool(facts["left"])
             run.server.history.wall_seconds = saved.wall_seconds
+            done, round_ = run.server.round, saved.round  # only runs that have ended may have stopped before the others
+            require(done == round_ or (done < round_ and not run.active), f"it is of round {done}, and of {round_}")
             if saved.inexact:
                 run.server.note(saved.round, run.server.time, "resumed inexactly", reason=saved.inexact)
         prefix = "source."
@@ -205,15 +207,20 @@ class Checkpoints:
         return next((state for state in self.found() if (state.members, state.kind) == (members, kind)), None)
 
     def _read(self, file: Path) -> Saved:
-        tensors, stored = snapshot.read(file, KIND)
+        from fedhist.simulation.facts import Stored  # noqa: PLC0415 (pydantic is not needed to simulate)
+        from fedhist.store.schema import reader  # noqa: PLC0415
+
+        tensors, stored = snapshot.read(file, KIND, lambda text: reader(Stored)(text).model_dump())
         try:
-            by_run: list[dict[str, Tensor]] = [{} for _ in stored["facts"]]
+            by_run: dict[str, dict[str, Tensor]] = {str(place): {} for place in range(len(stored["facts"]))}
             for name, tensor in tensors.items():
                 place, _, rest = name.partition(".")
-                by_run[int(place)][rest] = tensor
-            descriptions, members = stored.pop("described"), {int(i): int(d) for i, d in stored.pop("members")}
-            numerics = stored.pop("numerics")
-            state = Saved(members=members, tensors=by_run, **stored)
+                by_run[place][rest] = tensor
+            descriptions, pairs = stored.pop("described"), stored.pop("members")
+            members, numerics = dict(pairs), stored.pop("numerics")
+            state = Saved(members=members, tensors=list(by_run.values()), **stored)
+            fits = state.file == file.name and len(members) == len(pairs) == len(by_run)
+            require(fits, f"its name or its number of runs is not that of {brief(members)}")
             for i, description in zip(members, descriptions, strict=True):
                 if i >= len(self.trials):
                     raise FedHistError(f"{file} holds a run that is not among these {len(self.trials)}.")
@@ -230,8 +237,8 @@ class Checkpoints:
                     "its history says so."
                 )
             state = replace(state, inexact=changed)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise FedHistError(f"{file} is damaged: {error!r}.") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedHistError(f"{file} is damaged: {reason(error)}.") from error
         return state
 
     def _described(self, i: int) -> dict[str, Any]:

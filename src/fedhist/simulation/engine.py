@@ -189,8 +189,11 @@ class _Engine:
         for i, each in enumerate(self.plans):
             if i not in self.done:  # it has left its batch
                 rest = each.one_by_one()
-                before = next(state for state in self.saved.found() if state.kind == rest.kind and i in state.members)
-                self._take(rest, before.members, before, self.reported.get(i, 0))
+                alone = (state for state in self.saved.found() if state.kind == rest.kind and i in state.members)
+                if before := next(alone, None):
+                    self._take(rest, before.members, before, self.reported.get(i, 0))
+                if i not in self.done:
+                    raise FedHistError(f"{self.saved.folder} has no checkpoint of {each.trial}, which left the others.")
         histories = [self.done[i][0] for i in range(len(self.plans))]
         errors = [error for _, error in self.done.values() if error is not None]
         if len(errors) == len(self.plans):
@@ -211,6 +214,8 @@ class _Engine:
                     f"{self.saved.folder} was written by trainer={state.kind!r} and cannot be resumed to the bit with "
                     f"{first.kind!r}; use the device and the trainer it was begun with."
                 )
+            if not {*state.members} <= {*numbers}:
+                raise FedHistError(f"{self.saved.folder} holds runs together that cannot take their rounds together.")
             if max(state.members.values()) >= len(self.devices):
                 raise FedHistError(f"{self.saved.folder} was written with more GPUs than there are here.")
         begun = [state for state in begun if state.kind == first.kind]

@@ -13,8 +13,10 @@ from torch import Tensor
 from fedhist.errors import DivergedError, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import ACCOUNT, DIVERGED, ROWS, Evaluation, History
+from fedhist.store.history import ACCOUNT, DIVERGED, Evaluation, History, check_evaluations
 from fedhist.store.recording import About, Tape
+from fedhist.store.snapshot import check_forms
+from fedhist.store.tables import ARRIVALS, check_traces, checked_arrivals
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
@@ -78,8 +80,8 @@ class Server:
         """Why this run has ended early."""
         self.first_loss: float | None = None
         """The loss of the first model, if it is known."""
-        self._name, self._hint = name or options.method.name, hint
-        self._rows = {each: np.zeros((rounds, options.k), kind) for each, kind in ROWS.items()}
+        self._name, self._hint, self._num_clients = name or options.method.name, hint, num_clients
+        self._rows = {each: np.zeros((rounds, options.k), column.dtype) for each, column in ARRIVALS.items()}
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
         self._outside = outside_buffers(self.strategy)
@@ -225,17 +227,30 @@ class Server:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Put back what :meth:`state` returned."""
-        history = self.history
+        """Put back what :meth:`state` returned, or raise a ValueError if it is not of such a run."""
+        history, done = self.history, int(facts["round"])
+        require(0 <= done <= self._rounds, f"it is of round {done} of {self._rounds}")
+        now, _ = self.state()
+        check_forms(
+            tensors, {name: tensor for name, tensor in now.items() if not name.startswith(("rows.", "traces."))}
+        )
+        rows = {name: tensor.numpy() for name, tensor in _below("rows", tensors).items()}
+        traces = {name: tensor.numpy() for name, tensor in _below("traces", tensors).items()}
+        evaluations = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
+        checked_arrivals(rows)
+        fits = rows["clients"].shape == (done, self.options.k) and rows["clients"].max(initial=0) < self._num_clients
+        require(
+            fits, f"its arrivals are not of {done} rounds of {self.options.k} uploads of {self._num_clients} clients"
+        )
+        check_evaluations(evaluations, done)
+        check_traces(traces, done, history.about_clients)
         self.model.copy_(tensors["model"])
         self.strategy.load_state_dict(_below("strategy", tensors))
-        self.round = int(facts["round"])
+        self.round = done
         for name, table in self._rows.items():
-            table[: self.round] = tensors[f"rows.{name}"].numpy()
+            table[:done] = rows[name]
         self._show_rows()
-        history.traces = {name: tensor.numpy() for name, tensor in _below("traces", tensors).items()}
-        history.evaluations[:] = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
-        history.events[:] = facts["events"]
+        history.traces, history.evaluations[:], history.events[:] = traces, evaluations, facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
         self.screen.restore(facts["screen"])
         self.first_loss = facts["first_loss"]

@@ -1,7 +1,7 @@
 """The models that clients at work hold, kept as long as they are needed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhist.errors import require
 from fedhist.world.clock import Schedule
 
 EMPTY = torch.empty((0, 0))
@@ -22,9 +23,25 @@ class Models(dict[int, Tensor]):
         numbers = torch.tensor(list(self), dtype=torch.int64)
         return numbers, torch.stack(list(self.values())) if self else EMPTY
 
-    def restore(self, numbers: Tensor, models: Tensor, device: torch.device) -> None:
-        """Put back what :meth:`state` returned."""
-        self.update(zip(numbers.tolist(), models.to(device), strict=True))
+    def restore(self, numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:
+        """Put back what :meth:`state` returned: models like one there is, some of the numbers that are known."""
+        check_models(numbers, models, like, known)
+        self.update(zip(numbers.tolist(), models.to(like.device), strict=True))
+
+
+def check_models(numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:
+    """Raise unless there is a model like the given one for each of some numbers, all of which are known."""
+    form = (
+        numbers.ndim == 1 and numbers.dtype == torch.int64 and len({*numbers.tolist()}) == len(numbers) == len(models)
+    )
+    require(form and all(number in known for number in numbers.tolist()), "it holds models of others than its clients")
+    fits = len(models) == 0 or (models[0].shape, models.dtype) == (like.shape, like.dtype)
+    require(fits, f"its clients' models are {models.dtype} of shape {tuple(models.shape)}")
+
+
+def check_held(numbers: Tensor, held: Collection[int]) -> None:
+    """Raise unless these are the versions that clients are at work on."""
+    require(numbers.tolist() == [*held], "it does not hold the versions that its clients are at work on")
 
 
 class Versions(Models):
@@ -39,6 +56,15 @@ class Versions(Models):
         """Keep a copy of the current model, if anybody is sent it."""
         if self.holders[version] > 0 and version not in self:
             self[version] = model.clone()
+
+    def restore(self, numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:
+        """Put back what :meth:`state` returned: all that are known."""
+        check_held(numbers, known)
+        super().restore(numbers, models, like, known)
+
+    def held(self, done: int) -> list[int]:
+        """Return the versions up to `done` that clients are at work on, in order."""
+        return sorted(version for version, count in self.holders.items() if count > 0 and version <= done)
 
     def release(self, versions: Sequence[int]) -> None:
         """Release the versions of clients that are no longer at work."""

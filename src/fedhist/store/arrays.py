@@ -2,17 +2,21 @@
 
 import hashlib
 import math
+import os
 import re
 import zipfile
-from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.store.files import read_bytes, whole_file
+from fedhist.store.files import plain, too_large, whole_file
 
+MOST_BYTES = 1 << 32
+"""Bytes of a file of arrays: the uploads of a million rounds with K = 200."""
+MOST_UNPACKED = 1 << 28
+"""Bytes that a smaller file may unpack to; fedhist itself does not compress arrays."""
 _HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[biuf][0-9]{1,2})', 'fortran_order': (True|False), 'shape': "
     rb"\(((?:-?\d{1,18}, ?){0,16}(?:-?\d{1,18})?)\), ?\}\s*"
@@ -45,15 +49,24 @@ def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
         np.savez(file, **cast(dict[str, Any], arrays))
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, most: int = MOST_BYTES) -> dict[str, NDArray[Any]]:
     """Return all arrays of a file, which are read-only."""
     try:
-        with zipfile.ZipFile(BytesIO(read_bytes(path))) as archive:
-            return {name.removesuffix(".npy"): decode(archive.read(name)) for name in archive.namelist()}
+        with plain(path, most) as file, zipfile.ZipFile(file) as archive:
+            limit = max(file.seek(0, os.SEEK_END), MOST_UNPACKED)
+            if sum(each.file_size for each in archive.infolist()) > limit:
+                raise ValueError(f"its content would be {too_large(limit)[6:]}")
+            return {each.filename.removesuffix(".npy"): decode(_member(archive, each)) for each in archive.infolist()}
     except (OSError, ValueError):
         raise
     except Exception as error:  # zipfile raises many kinds of errors
         raise ValueError(f"its content is damaged ({error})") from error
+
+
+def _member(archive: zipfile.ZipFile, about: zipfile.ZipInfo) -> bytes:
+    """Return the content of a file in an archive: as many bytes as it is said to have, or it unpacks without end."""
+    with archive.open(about) as member:
+        return member.read(about.file_size)
 
 
 def checksum(*arrays: NDArray[Any]) -> str:

@@ -1,6 +1,7 @@
 """Files: written completely or not at all, and checked when they are read.
 
-Whatever is wrong with a file, a reader raises OSError or ValueError.
+Whatever is wrong with a file, a reader raises OSError or ValueError. Size comes first: nothing endless is opened, and
+nothing is read or unpacked beyond the limits below.
 """
 
 import errno
@@ -22,6 +23,14 @@ from typing import Any
 
 LONGEST_SLUG = 100
 """Characters of a name made of a text; systems allow 255 bytes, and something may be put before or after it."""
+MOST_TEXT = 1 << 26
+"""Bytes of a text, or of a line of one; the options of a run take kilobytes."""
+MOST_TOML = 1 << 20
+"""Bytes of settings, whose parser is slow."""
+MOST_BYTES = 1 << 30
+"""Bytes of any other file that is read at once or line by line, unpacked: five times the largest data set's."""
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
 
 
 @contextmanager
@@ -70,18 +79,30 @@ def locked(folder: Path) -> Iterator[int]:
         os.close(held)
 
 
-def plain(path: Path) -> BufferedReader:
-    """Open a file for reading; a pipe or a device, which may never end, is an OSError."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # open raises the right error for a folder
+def there(path: Path) -> bool:
+    """Return whether there is something to read, be it a link to nowhere: that was meant to be something."""
+    return path.exists() or path.is_symlink()
+
+
+def plain(path: Path, most: int | None = None) -> BufferedReader:
+    """Open a file for reading; a pipe or a device, which may never end, is an OSError, and so is a file over `most`."""
+    about = path.stat()
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):  # open raises the right error for a folder
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    if most is not None and about.st_size > most:
+        raise OSError(errno.EFBIG, too_large(most), str(path))
     return path.open("rb")
 
 
+def too_large(most: int) -> str:
+    """Return what is wrong with a file that is larger than the limit."""
+    return f"it is larger than {most:,} bytes"
+
+
 @contextmanager
-def _decompressed(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
+def _decompressed(path: Path, most: int) -> Iterator[BufferedReader | gzip.GzipFile]:
     """Open a file for reading, decompressed if its name ends in .gz."""
-    with plain(path) as file:
+    with plain(path, most) as file:
         if path.suffix != ".gz":
             yield file
             return
@@ -92,21 +113,31 @@ def _decompressed(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
             raise ValueError(f"its compressed content is damaged ({error})") from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if its name ends in .gz."""
-    with _decompressed(path) as file:
-        return file.read()
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file, decompressed if its name ends in .gz; one of more than `most` bytes is refused."""
+    pieces, size = list[bytes](), 0
+    with _decompressed(path, most) as file:
+        while piece := file.read(PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise ValueError(too_large(most))
+    return b"".join(pieces)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
     """Return the content of a text file in UTF-8."""
-    return read_bytes(path).decode("utf-8")
+    return read_bytes(path, most).decode("utf-8")
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """Return the lines of a text file one by one, decompressed if its name ends in .gz."""
-    with _decompressed(path) as file:
-        for line in file:
+    size = 0
+    with _decompressed(path, MOST_BYTES) as file:
+        while line := file.readline(MOST_TEXT + 1):
+            size += len(line)
+            if len(line) > MOST_TEXT or size > MOST_BYTES:
+                raise ValueError(too_large(MOST_BYTES) if size > MOST_BYTES else f"a line {too_large(MOST_TEXT)[3:]}")
             yield line.decode("utf-8")
 
 

@@ -1,7 +1,7 @@
 """The course of a run, and the files that keep it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, SupportsIndex, overload
@@ -9,23 +9,19 @@ from typing import Any, ClassVar, Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import FedHistError, brief, reason, require, unknown
+from fedhist.errors import FedHistError, reason, require, unknown
 from fedhist.store.arrays import read_arrays, write_arrays
-from fedhist.store.files import read_lines, read_text, slug, whole_file
+from fedhist.store.files import read_lines, read_text, slug, there, whole_file
+from fedhist.store.tables import ARRIVALS, LARGEST, check_clients, check_traces, checked_arrivals, read_table
 
 MOST_CLIENTS = 1000
 """Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
+LARGEST_ACCURACY = 1e15
+"""A deployment may report anything for one, and means and spreads are taken of it."""
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
 ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
-ROWS: Mapping[str, type[np.generic]] = {
-    "clients": np.int64,
-    "staleness": np.int64,
-    "arrived": np.float64,
-    "weights": np.float32,
-}
-"""What is kept of every upload."""
 
 
 def sample(count: int) -> NDArray[np.int64]:
@@ -94,7 +90,7 @@ class History:
     @classmethod
     def begun(cls, method: str, seed: int, task: str, k: int) -> Self:
         """Return the history of a run that has closed no round yet."""
-        rows: list[Any] = [np.zeros((0, k), kind) for kind in ROWS.values()]
+        rows: list[Any] = [np.zeros((0, k), column.dtype) for column in ARRIVALS.values()]
         return cls(method, seed, task, *rows)
 
     def __getattr__(self, name: str) -> list[Any]:
@@ -149,7 +145,9 @@ class History:
             {name: row.shape for name, row in rows.items()} == {name: each.shape[1:] for name, each in before.items()},
             f"trace() of {self.method} must always return vectors of the same names and lengths.",
         )
-        self.traces = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
+        traces = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
+        check_traces(traces, round_, self.about_clients)  # or it could not be read again
+        self.traces = traces
 
     def summary(self) -> dict[str, Any]:
         """Return the figures that describe the run as a whole."""
@@ -214,54 +212,31 @@ class History:
         folder = Path(folder)
         try:
             summary = reader(Summary)(read_text(folder / "summary.json"))
-            rows = _rows(read_arrays(folder / "arrivals.npz"))
+            rows = checked_arrivals(read_arrays(folder / "arrivals.npz"))
             rounds, k = rows["clients"].shape
             require((summary.rounds, summary.k) == (rounds, k), f"its summary is not of {rounds} rounds of {k} uploads")
             evaluations = [*map(reader(Evaluation), read_lines(folder / "history.jsonl"))]
-            evaluated = [0, *(each.round for each in evaluations)]
-            ordered = evaluated == sorted(set(evaluated)) and evaluated[-1] <= rounds
-            require(ordered, f"its evaluations are not of rounds from 1 to {rounds}, in order")
+            check_evaluations(evaluations, rounds)
             path = folder / "events.jsonl"
-            events = [reader(Event)(line).model_dump() for line in read_lines(path)] if path.exists() else []
-            about_clients, traces = (_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            events = [reader(Event)(line).model_dump() for line in read_lines(path)] if there(path) else []
+            about_clients, traces = (read_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            check_clients(about_clients)
+            check_traces(traces, rounds, about_clients)
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
         known = summary.model_dump(exclude={"rounds", "k"})
         return cls(**known, **rows, evaluations=evaluations, events=events, about_clients=about_clients, traces=traces)
 
 
-def _rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the arrays of a run's uploads as they are kept in memory, or raise unless they make sense together."""
-    for name, kind in ROWS.items():
-        require(name in arrays, f"arrivals.npz has no {name}")
-        shape, dtype = arrays[name].shape, arrays[name].dtype
-        require(np.can_cast(dtype, kind), f"{name} cannot be {dtype}")
-        require(len(shape) == 2 and shape[1] > 0, f"{name} must have a row for each round, got shape {shape}")
-        require(shape == arrays["clients"].shape, f"clients and {name} have different shapes")
-    own = {name: arrays[name].astype(kind) for name, kind in ROWS.items()}
-    clients, staleness = own["clients"], own["staleness"]
-    require(bool((clients >= -1).all()), "clients must be numbered from 0")
-    ordered = np.sort(clients, axis=1)
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    require(not twice.any(), "a client uploads twice in one round")
-    rounds = np.arange(1, len(clients) + 1)[:, None]
-    stale = np.where(clients >= 0, (staleness >= 1) & (staleness <= rounds), staleness == 0)
-    require(bool(stale.all()), "staleness must count the rounds since a model was sent")
-    require(bool(np.isfinite(own["arrived"]).all()), "an upload has no time of arrival")
-    return own
-
-
-def _table(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file, which must all have the same number of rows; none where it does not exist."""
-    if not path.exists():
-        return {}
-    arrays = read_arrays(path)
-    lengths = {array.shape[:1] for array in arrays.values()}
-    require(len(lengths) == 1 and () not in lengths, f"{path.name} holds columns of different lengths")
-    for name, array in arrays.items():
-        finite = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
-        require(finite, f"{path.name} must hold finite numbers, which {brief(name)} does not")
-    return arrays
+def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
+    """Raise unless evaluations are of rounds there were, each of a later one, with numbers that can be averaged."""
+    evaluated = [0, *(each.round for each in evaluations)]
+    ordered = evaluated == sorted(set(evaluated)) and evaluated[-1] <= rounds
+    require(ordered, f"its evaluations are not of rounds from 1 to {rounds}, in order")
+    for each in evaluations:
+        numbers = each.accuracy, each.mean_staleness, each.max_staleness, *(c for c in each.per_class if c is not None)
+        plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_ACCURACY
+        require(plausible, f"its evaluation after round {each.round} holds absurd numbers")
 
 
 class Comparison(list[History]):

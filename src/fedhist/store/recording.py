@@ -1,8 +1,9 @@
 """The uploads of a run and the updates made of them, on disk: written by a tape, read by a replay.
 
-A folder holds `uploads.npy` ``(rounds, K, P)``, `examples.npy` ``(rounds, K)``, `updates.npy` ``(rounds, P)`` and
-`recording.npz` (the first model, and a description as JSON), beside the files of the run's history. The arrays
-are in NumPy's own format; bfloat16, which NumPy does not know, is stored as 16-bit integers.
+A folder holds `uploads.npy` ``(rounds, K, P)``, `examples.npy` ``(rounds, K)``, `updates.npy` ``(rounds, P)``,
+`checksums.npy` ``(rounds, 3)`` (one for each of the other arrays' rows) and `recording.npz` (the first model, and a
+description as JSON), beside the files of the run's history. The arrays are in NumPy's own format; bfloat16, which
+NumPy does not know, is stored as 16-bit integers.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +27,16 @@ from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import plain
 from fedhist.store.history import History
 
-FILES = UPLOADS, EXAMPLES, UPDATES, ABOUT = "uploads.npy", "examples.npy", "updates.npy", "recording.npz"
-DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+ARRAYS = UPLOADS, EXAMPLES, UPDATES = "uploads.npy", "examples.npy", "updates.npy"
+FILES = *_, CHECKSUMS, ABOUT = *ARRAYS, "checksums.npy", "recording.npz"
+DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint32": "<u4"}
 """The types that can be stored, and their names in NumPy's format."""
 STAGED_BYTES, STAGED_ROUNDS = 1 << 27, 64
 """Bytes, approximately, and rounds of uploads that are kept in memory before they are written, at most."""
+MOST_BYTES = 1 << 34
+"""Bytes of a recording's description with the first model: two billion parameters in double precision."""
+LARGEST = 10**8
+"""Clients of a recording; a strategy has some memory for each of them."""
 
 
 def check_dtype(value: object) -> None:
@@ -80,6 +87,7 @@ class About:
             UPLOADS: _Array(self.dtype, (rounds, k, size)),
             EXAMPLES: _Array("float64", (rounds, k)),
             UPDATES: _Array(self.dtype, (rounds, size)),
+            CHECKSUMS: _Array("uint32", (rounds, len(ARRAYS))),
         }
 
     @property
@@ -87,10 +95,22 @@ class About:
         """The size of the whole recording, but for some kilobytes."""
         return self.rounds * sum(array.row_bytes for array in self.arrays.values())
 
+    def seed_of(self, start: Tensor) -> int:
+        """Return where the checksums of rows start from: whoever changes `recording.npz` changes them all."""
+        return zlib.crc32(json.dumps(asdict(self)).encode(), zlib.crc32(start.numpy().data))
+
     @property
     def staged_rounds(self) -> int:
         """Rounds of uploads that are kept in memory before they are written."""
         return max(1, min(STAGED_ROUNDS, STAGED_BYTES * self.rounds // self.nbytes))
+
+
+def row_checksum(seed: int, name: str, round_: int, row: NDArray[Any]) -> int:
+    """Return the checksum of an array's row at its place.
+
+    A CRC is four times as fast as a cryptographic one, which would not help against those who can write here either.
+    """
+    return zlib.crc32(np.ascontiguousarray(row).data, zlib.crc32(f"{name} {round_}".encode(), seed))
 
 
 class Tape:
@@ -105,10 +125,11 @@ class Tape:
         self._stage = {
             name: start.new_empty((about.staged_rounds, *array.shape[1:]), dtype=getattr(torch, array.dtype))
             for name, array in about.arrays.items()
+            if name in ARRAYS
         }
         self._place = torch.zeros(1, dtype=torch.int64, device=start.device)
         self._files: dict[str, BinaryIO] = {}
-        self._written = 0
+        self._written = self._seed = 0
 
     def take(self, uploads: Tensor, num_examples: Tensor) -> None:
         """Stage the uploads of a round, and how many examples each was trained on."""
@@ -127,11 +148,15 @@ class Tape:
         """Open the files, and discard what they hold beyond the first `done` rounds."""
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (self.folder / ABOUT).exists() and read_about(self.folder)[0] != self.about:
-                raise FedHistError(f"{self.folder} holds the recording of another run; use another folder.")
+            if done > 0 or (self.folder / ABOUT).exists():
+                about, start = read_about(self.folder)
+                if about != self.about:
+                    raise FedHistError(f"{self.folder} holds the recording of another run; use another folder.")
             if done == 0:
+                start = self._start.cpu()
                 text = np.frombuffer(json.dumps(asdict(self.about)).encode(), np.uint8)
-                write_arrays(self.folder / ABOUT, about=text, start=self._start.cpu().numpy())
+                write_arrays(self.folder / ABOUT, about=text, start=start.numpy())
+            self._seed = self.about.seed_of(start)
             for name, array in self.about.arrays.items():
                 file = self._files[name] = (self.folder / name).open("r+b" if done else "w+b")
                 end = len(array.header) + done * array.row_bytes
@@ -152,14 +177,22 @@ class Tape:
     def write(self, round_: int, *, flush: bool = False) -> None:
         """Write all that is staged; with `flush`, wait until the disk has it."""
         which = torch.arange(self._written, round_) % self.about.staged_rounds
+        rows = {name: self._staged(name, which) for name in ARRAYS}
+        checksums = np.zeros((len(which), len(ARRAYS)), np.uint32)
+        for i, sums in enumerate(checksums):
+            sums[:] = [row_checksum(self._seed, name, self._written + i + 1, rows[name][i]) for name in ARRAYS]
+        rows[CHECKSUMS] = checksums
         with _writing(self.folder):
             for name, file in self._files.items():
-                rows = self._stage[name].index_select(0, which.to(self._start.device)).cpu()
-                file.write(rows.view(torch.uint8).numpy().data)
+                file.write(rows[name].data)
                 if flush:
                     file.flush()
                     os.fsync(file.fileno())
         self._written = round_
+
+    def _staged(self, name: str, which: Tensor) -> NDArray[Any]:
+        """Return some rows as bytes."""
+        return self._stage[name].index_select(0, which.to(self._start.device)).cpu().view(torch.uint8).numpy()
 
     def end(self, round_: int) -> None:
         """End the recording after a round, of a run that has diverged: nothing that was staged later is kept."""
@@ -231,13 +264,15 @@ def read_about(folder: Path) -> tuple[About, Tensor]:
         hint = f"there is one in {inside}" if inside else "make one with --record or record="
         raise InvalidInput(f"{folder} holds no recording; {hint}.")
     try:
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, MOST_BYTES)
         require(arrays.keys() == {"about", "start"}, "it does not describe a recording")
         about, start = reader(About)(arrays["about"].tobytes().decode()), arrays["start"]
         require(
-            0 < about.k <= about.num_clients
-            and about.rounds > 0
-            and about.dtype in DTYPES
+            0 < about.k <= about.num_clients <= LARGEST
+            and 0 < about.rounds < 1 << 31
+            and 0 <= about.seed < 1 << 63
+            and len(about.method) <= 10_000
+            and about.dtype in ("float64", "float32", "float16", "bfloat16")
             and about.model_dtype in ("float32", "float64")
             and (start.shape, start.dtype) == ((about.num_params,), np.dtype(about.model_dtype)),
             "it does not describe a recording",
@@ -260,6 +295,7 @@ class Recording:
         clients, shape = self.history.clients, (self.about.rounds, self.about.k)
         if clients.shape != shape or clients.min() < 0 or clients.max() >= self.about.num_clients:
             raise FedHistError(f"the arrivals in {folder} are not those of its recording.")
+        self._seed = self.about.seed_of(self.start)
 
     def _mapped(self, name: str, array: _Array) -> NDArray[Any]:
         """Return an array that stays on the disk until it is used."""
@@ -275,7 +311,11 @@ class Recording:
             raise FedHistError(f"{path} cannot be read: {reason(error)}.") from error
 
     def _row(self, name: str, round_: int) -> Tensor:
-        row = torch.from_numpy(np.array(self._arrays[name][round_ - 1]))
+        values = np.array(self._arrays[name][round_ - 1])
+        if row_checksum(self._seed, name, round_, values) != self._arrays[CHECKSUMS][round_ - 1, ARRAYS.index(name)]:
+            what = f"the checksum of round {round_} in {name} does not match"
+            raise FedHistError(f"the recording in {self.folder} was changed after it was written: {what}.")
+        row = torch.from_numpy(values)
         if row.dtype == torch.uint16:
             row = row.view(torch.bfloat16)
         return row if name == EXAMPLES else row.to(getattr(torch, self.about.model_dtype))

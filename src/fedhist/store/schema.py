@@ -5,12 +5,24 @@ from functools import cache
 from typing import Annotated, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from fedhist.errors import brief
 
 T = TypeVar("T")
-Plain = bool | int | float | str | None
+Text = Annotated[str, Field(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Plain = bool | Annotated[int, Field(ge=-(2**63), lt=2**64)] | float | Text | None  # nodes have ids of 64 bits
+NUMBERS = ("clients", "bytes_per_upload")
+"""Settings that are calculated with."""
+
+
+def _calculable(setting: dict[str, Plain]) -> dict[str, Plain]:
+    for name in NUMBERS:
+        value = setting.get(name)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 2**53):
+            raise ValueError(f"{name} must be a number from 0 to 2^53, got {brief(value)}")
+    return setting
 
 
 class Summary(BaseModel):
@@ -18,24 +30,24 @@ class Summary(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    method: str
-    task: str
+    method: Text
+    task: Text
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    rounds: int
-    k: int
+    rounds: Count
+    k: Count
     wall_seconds: Annotated[float, Field(ge=0)]
-    setting: dict[str, Plain] = {}
+    setting: Annotated[dict[Text, Plain], AfterValidator(_calculable)] = {}
 
 
 class Event(BaseModel):
     """Something that happened in a run, with any further facts."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-    __pydantic_extra__: dict[str, Plain | list[int]]
+    __pydantic_extra__: dict[str, Plain | list[Count]]
 
     time: float
-    round: Annotated[int, Field(ge=0)]
-    event: str
+    round: Count
+    event: Text
 
 
 @cache

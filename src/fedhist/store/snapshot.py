@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhist.errors import FedHistError, reason
+from fedhist.errors import FedHistError, reason, require
 from fedhist.store.files import plain, whole_file
 
 STATE = "json"
@@ -37,8 +37,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, st
         raise OSError(str(error)) from error
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the state of a snapshot, or raise a FedHistError that says what is wrong with the file."""
+def read(
+    path: Path, kind: str, parse: Callable[[str], dict[str, Any]] = json.loads
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the state of a snapshot, or raise a FedHistError that says what is wrong with the file.
+
+    `parse` turns the state's JSON into what is returned, or raises a ValueError.
+    """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
@@ -50,12 +55,13 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: stored.get_tensor(name) for name in sorted(stored.keys())}
         if metadata.get("blake2b") != _digest(tensors):
             raise FedHistError(f"{path} was changed after it was written: its checksum does not match.")
-        state: dict[str, Any] = json.loads(tensors.pop(STATE).numpy().tobytes())
+        state = parse(tensors.pop(STATE).numpy().tobytes().decode())
+        require(isinstance(state, dict), "it does not hold values by their names")
     except SafetensorError as error:
         raise FedHistError(f"{path} is truncated or is not a snapshot of fedhist: {reason(error)}.") from error
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise FedHistError(f"{path} cannot be read: {reason(error)}.") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # too deep JSON is the last
         raise FedHistError(f"{path} is not {kind}, or it is damaged: {reason(error)}.") from error
     return tensors, state
 
@@ -67,6 +73,14 @@ def _sync(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def check_forms(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise unless tensors of these names are there, in the types and the shapes of the expected ones."""
+    for name, like in expected.items():
+        require(name in found, f"it has no {name}")
+        form, wanted = ((str(each.dtype), tuple(each.shape)) for each in (found[name], like))
+        require(form == wanted, f"{name} is {form[0]} of shape {form[1]}, not {wanted[0]} of shape {wanted[1]}")
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

@@ -201,14 +201,46 @@ class Clock:
         return {**columns, "count": np.array([self._count, self.round]), "idle": self._pool.idle}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what :meth:`state` returned."""
-        events = np.empty(len(state["time"]), EVENT)
+        """Put back what :meth:`state` returned, or raise unless everyone is either idle or at work on one version."""
+        for name, now in self.state().items():
+            form, wanted = ((each.dtype, each.shape) for each in (state[name], now))
+            require(form == wanted, f"{name} of the clock is {form[0]} of shape {form[1]}")
+        events = np.empty(self.busy, EVENT)
         for name in EVENT.names or ():
             events[name] = state[name]
+        events = events[np.argsort(events["number"])]
+        count, round_ = state["count"].tolist()
+        idle, numbers, versions = state["idle"][: len(self._means) - self.busy], events["number"], events["version"]
+        everyone = np.sort(np.concatenate([events["client"], idle]))
+        fits = (
+            np.array_equal(everyone, np.arange(len(self._means)))
+            and bool(((state["idle"] >= 0) & (state["idle"] < len(self._means))).all())
+            and bool((np.diff(numbers, prepend=-1) > 0).all() and numbers[-1] < count <= self.busy * (1 << 31))
+            and bool(((versions >= 1) & (versions <= round_ + 1)).all() and np.isfinite(events["time"]).all())
+        )
+        require(fits, "its clock is not one that was running")
         self._queue = _Queue(max(WINDOW, 4 * self.k))
-        self._queue.add(events[np.argsort(events["number"])])
-        self._count, self.round = state["count"].tolist()
+        self._queue.add(events)
+        self._count, self.round = count, round_
         self._pool.idle = state["idle"].copy()
+
+
+class Timetable:
+    """Arrivals that are known beforehand, in the place of a clock."""
+
+    def __init__(self, schedule: Schedule, done: int) -> None:
+        self._schedule, self._position = schedule, done * schedule.k
+
+    def upcoming(self, count: int) -> list[Start]:
+        """Return the next arrivals."""
+        at = slice(self._position, self._position + count)
+        schedule = self._schedule
+        columns = (table.ravel()[at].tolist() for table in (schedule.arrived, schedule.clients, schedule.versions))
+        return [Start(t, at.start + i, c, v) for i, (t, c, v) in enumerate(zip(*columns, strict=True))]
+
+    def take(self, count: int) -> None:
+        """Leave the next arrivals behind."""
+        self._position += count
 
 
 def _merged(parts: Sequence[Events]) -> tuple[Events, NDArray[np.int64]]:

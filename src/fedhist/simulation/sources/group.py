@@ -12,6 +12,7 @@ from fedhist.clients.batched import TEST_PIECE, descend, evaluate, fast_kernels,
 from fedhist.clients.job import Score
 from fedhist.clients.net import ModuleNet
 from fedhist.simulation.run import Run
+from fedhist.simulation.versions import check_held, check_models
 from fedhist.streams import Stream
 
 BLOCK = 64
@@ -153,9 +154,13 @@ class Group:
     def restore(self, done: int, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`states` returned."""
         for place, state in enumerate(states):
-            _, rows, own = self._held(place, done)
+            held, rows, own = self._held(place, done)
+            model = self.runs[place].server.model
+            check_held(state["held"], held.tolist())
+            check_models(state["held"], state["versions"], model, held.tolist())
             self.versions[rows] = state["versions"].to(self.device)
             if self.objective.uses_previous:
+                check_models(state["previous.clients"], state["previous"], model, range(own.stop - own.start))
                 known = state["previous.clients"].to(self.device)
                 self._known[own][known] = 1
                 self._previous[own][known] = state["previous"].to(self.device)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from fedhist.clients.job import Candidate, Job, Score, Trainer
-from fedhist.errors import BadUpload
+from fedhist.errors import BadUpload, require
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
 from fedhist.simulation.sources.computed import Computed, Work, compute
-from fedhist.simulation.sources.feed import Table, clock_of
+from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
-from fedhist.world.clock import Clock, Start
+from fedhist.world.clock import Clock, Start, Timetable
 from fedhist.world.faults import broken
 
 REJECTED_IN_A_ROW = 100
@@ -70,11 +70,17 @@ class Queue:
     def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned."""
         for line, state in zip(self._lines, states, strict=True):
-            line.restore(state)
+            if line.run.active:  # one that ended did so within a round
+                line.restore(state)
 
     def close(self) -> None:
         """Release the trainer."""
         self.trainer.close()
+
+
+def clock_of(trial: Trial) -> Clock:
+    """Return the clock of a trial at its beginning."""
+    return Clock(trial.task.num_clients, trial.k, trial.speeds, trial.seed, trial.concurrency)
 
 
 class _Dropped(Rejected):
@@ -99,7 +105,7 @@ class _Line:
     def __init__(self, run: Run, trainer: Trainer) -> None:
         self.run, self.server, self._trainer = run, run.server, trainer
         self._k, self._trial = run.trial.k, run.trial
-        self._feed: Table | Clock = self._clock() if run.trial.faults else Table(run.arriving.schedule, 0)
+        self._feed: Timetable | Clock = self._clock() if run.trial.faults else Timetable(run.arriving.schedule, 0)
         self._versions, self._last_models = Versions(self._holders()), Models()
         self._uploads: dict[int, Computed] = {}
         """By the number of the start: those that have not arrived yet."""
@@ -364,14 +370,18 @@ class _Line:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`state` returned."""
+        trial, model, done = self._trial, self.server.model, self.server.round
         clock = {name.removeprefix("clock."): t.numpy() for name, t in state.items() if name.startswith("clock.")}
+        require(trial.schedule is None if clock else trial.faults is None, "its arrivals come from elsewhere")
         if clock:
-            self._feed = clock_of(self._trial)
+            self._feed = clock_of(trial)
             self._feed.restore(clock)
+            require(self._feed.round == done, f"its clock has closed {self._feed.round} rounds instead of {done}")
         else:
-            self._feed = Table(self.run.arriving.schedule, self.server.round)
+            self._feed = Timetable(self.run.arriving.schedule, done)
         self._versions = Versions(self._holders())
-        self._versions.restore(state["held"], state["versions"], self.run.device)
-        if self._trial.method.objective.uses_previous:
-            self._last_models.restore(state["previous.clients"], state["previous"], self.run.device)
+        self._versions.restore(state["held"], state["versions"], model, self._versions.held(done))
+        if trial.method.objective.uses_previous:
+            clients, models = state["previous.clients"], state["previous"]
+            self._last_models.restore(clients, models, model, range(trial.task.num_clients))
         self._uploads, self._rounds = {}, {}
