@@ -1,6 +1,7 @@
 """Trials spread over a Ray cluster."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -26,11 +27,7 @@ def spread(
     Each GPU gets an equal part of the trials, to train as one batch; without GPUs every trial is a piece of work for
     one core. What a dying worker had not finished is done again by another, with the same result.
     """
-    try:
-        import ray  # noqa: PLC0415
-    except ImportError:
-        raise InvalidInput("engine='ray' needs Ray; install it with: pip install 'fedhist[ray]'.") from None
-
+    ray = _imported()
     started_here = not ray.is_initialized()
     if started_here:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
@@ -74,6 +71,18 @@ def spread(
             ray.cancel(left, force=True)
         if started_here:
             ray.shutdown()
+
+
+def _imported() -> Any:
+    """Return Ray's module."""
+    if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:
+        # No cluster is named, so nobody else has to reach the one of this machine: it listens on loopback alone.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError:
+        raise InvalidInput("engine='ray' needs Ray; install it with: pip install 'fedhist[ray]'.") from None
+    return ray
 
 
 def _without_task(trial: Trial) -> dict[str, Any]:
