@@ -36,6 +36,8 @@ LAST = 5
 """Number of evaluations whose mean is the final accuracy: a single one is noisy."""
 RARE_CLASS, SLOW_SHARE, SLOW_SPEED = 9, 0.1, 0.5
 """Figure 5: the tenth class lies with a tenth of the clients, which update half as often as the others."""
+ATTACKED_RATIO = 1000.0
+"""Runs under attack show what methods and defences do, not what screening for absurd lengths takes away from them."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Cell:
         local = LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size)
         speeds = SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal()
         same = {name: getattr(self, name) for name in ("k", "rounds", "seed", "eval_every")}
+        if self.attack is not None:
+            same["max_norm_ratio"] = ATTACKED_RATIO
         return Trial(self.method, task, local=local, speeds=speeds, attack=as_attack(self.attack), **same)
 
 
