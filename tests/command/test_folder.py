@@ -185,6 +185,17 @@ def test_a_checkpoint_that_is_a_link(tmp_path: Path) -> None:
         assert fails("resume", "a", cwd=tmp_path) == "a/checkpoint is a link, not the folder of a run."
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    out, arguments = tmp_path / "a", ["run", *QUICK, "--checkpoint-every", "0"]
+    assert in_process(*arguments, "--out", out, log=log, checkpoints=2) is None
+    for name in (".summary.json.123.part", ".model.safetensors.a.part/.tmpA", "checkpoint/.runs-x.a.part/.tmpA"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("half a file")
+    succeeds("resume", "a", "--quiet", cwd=tmp_path)
+    assert not [file.name for file in out.rglob("*") if file.name[0] == "."]
+
+
 def test_files_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

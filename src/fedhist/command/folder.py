@@ -11,7 +11,7 @@ from typing import Self
 from fedhist import __version__
 from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, brief, reason, require
-from fedhist.store.files import locked, parse_json, read_text, slug, whole_file
+from fedhist.store.files import locked, parse_json, read_text, remove_parts, slug, whole_file
 
 CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
 MOST_ATTEMPTS = 100
@@ -159,8 +159,7 @@ class RunFolder:
         """Let results be written; after that the run is finished."""
         with _writing(self.path, f"; make room, and go on with: fedhist resume {from_here(self.path)}"):
             yield
-            for left in self.path.rglob(".*.part"):  # by a process that was killed while it wrote
-                left.unlink()
+            remove_parts(self.path, "**/.*")
             done = self.path / f".{CHECKPOINT}"
             shutil.rmtree(done, ignore_errors=True)
             self.checkpoint.replace(done)  # in one step, where removing a folder takes several

@@ -142,7 +142,7 @@ class KAsync(ServerOptions, NetworkOptions):
         configs = {MessageType.TRAIN: train_config, MessageType.EVALUATE: evaluate_config}
         with contextlib.ExitStack() as stack:
             if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
-                stack.enter_context(claimed(Path(self.checkpoint)))
+                stack.enter_context(claimed(Path(self.checkpoint), CHECKPOINT))
             self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
             return self.session.run()
 

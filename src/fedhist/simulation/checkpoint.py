@@ -26,7 +26,7 @@ from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
 from fedhist.store import snapshot
 from fedhist.store.arrays import checksum
-from fedhist.store.files import locked
+from fedhist.store.files import locked, remove_parts
 from fedhist.strategies.memory import outside_buffers
 
 KIND = "a checkpoint of a fedhist simulation, 3"
@@ -80,12 +80,13 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Create a folder of checkpoints and hold the lock on it."""
+def claimed(folder: Path, files: str) -> Iterator[None]:
+    """Create a folder for checkpoints, files that match a pattern, and hold the lock on it."""
     with contextlib.ExitStack() as lock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(locked(folder))
+            remove_parts(folder, f".{files}.*")
         except BlockingIOError:
             raise InvalidInput(f"checkpoint={folder} is in use by another process, which runs this already.") from None
         except OSError as error:
@@ -182,10 +183,8 @@ class Checkpoints:
         self.resumed = False
         """Whether there was something to resume."""
         if self.folder is not None:
-            self._lock.enter_context(claimed(self.folder))
+            self._lock.enter_context(claimed(self.folder, "runs-*"))
             try:
-                for left in self.folder.glob(".runs-*.part"):  # by a process that was killed while it wrote
-                    left.unlink()
                 self._kept = {state.file: state for state in self.found()}  # read once; saving again replaces them
                 self.resumed = bool(self._kept)
             except BaseException:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import tomllib
 import zlib
@@ -50,6 +51,15 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def remove_parts(folder: Path, pattern: str) -> None:
+    """Remove what :func:`whole_file` left, of files that match, in processes that were killed; the folder is locked."""
+    for left in folder.glob(f"{pattern}.part"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
 
 
 _PART = r"\w[\w.]*(\(\w+=[\w.+-]+(, \w+=[\w.+-]+)*\))?"

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,8 +31,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, st
     from safetensors.torch import save_file  # noqa: PLC0415
 
     try:
-        with whole_file(path) as part:
-            save_file(dict(tensors), part, metadata=about)
+        # It writes a file of its own beside the one that is asked for, which a kill would leave there.
+        apart = TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        with whole_file(path) as part, apart as folder:
+            save_file(dict(tensors), Path(folder) / path.name, metadata=about)
+            (Path(folder) / path.name).replace(part)
         _sync(path.parent)
     except SafetensorError as error:  # it wraps what the operating system reports
         raise OSError(str(error)) from error
