@@ -17,22 +17,8 @@ from tests.strategies.test_conformance import ALL, MAKERS, K, N, P, close, strea
 
 SCALES = [1e-45, 1e-30, 1e-20, 1.0, 1e18, 1e20, 1e30, 1e37, 3e38]
 INNER: dict[str, Callable[[], fh.Strategy]] = {
-    "FedAvg": fh.FedAvg,
+    **{name: make for name, make in MAKERS.items() if " + " not in name and "Private" not in name},
     "FedAvg with INA": lambda: fh.FedAvg(ina=True),
-    "DynSGD": fh.DynSGD,
-    "DynSGD unnormalised": lambda: fh.DynSGD(normalise=False),
-    "TWAFL": fh.TWAFL,
-    "REFL": fh.REFL,
-    "WKAFL": fh.WKAFL,
-    "WKAFL stage two": lambda: fh.WKAFL(stage_two=1, stage_two_clip=1.0),
-    "FedHist": fh.FedHist,
-    "FedHist w/o EGS": lambda: fh.FedHist(egs=False),
-    "FedHist w/o HAA": lambda: fh.FedHist(haa=False),
-    "FedHist w/o INA": lambda: fh.FedHist(ina=False),
-    "FedHist literal": lambda: fh.FedHist(ina_direction="sum"),
-    "FedHist that remembers u before INA": lambda: fh.FedHist(remember_amplified=False),
-    "FedHist in bfloat16": lambda: fh.FedHist(memory_dtype="bfloat16"),
-    "FedHist sketched": lambda: fh.FedHist(sketch=16),
 }
 AROUND: dict[str, Callable[[fh.Strategy], fh.Strategy]] = {
     "alone": lambda inner: inner,

@@ -45,7 +45,7 @@ def test_the_ratio_means_what_it_says() -> None:
         known = Screen("reject", ratio, 10.0)
         known.begin([0.2] * 5)
         assert known.admit(0.2 * ratio) == 1
-        with pytest.raises(Rejected, match=r"its length .* is absurd where 0\.2 is usual$"):
+        with pytest.raises(Rejected, match=r"its length .* is absurd where 0\.2 is usual \(max_norm_ratio=.*\)$"):
             known.admit(0.2 * ratio * 1.001)
 
 
@@ -119,7 +119,7 @@ def test_where_the_strategy_bounds_uploads_nothing_is_judged_or_kept() -> None:
 
 def test_a_verdict_names_the_places_of_bad_uploads() -> None:
     verdict = screen([1.0] * 9).judge([math.nan, 1.0, math.inf, 1e9])
-    not_finite, too_long = "it holds NaN or infinity", "its length 1e+09 is absurd where 1 is usual"
+    not_finite, too_long = "it holds NaN or infinity", "its length 1e+09 is absurd where 1 is usual (max_norm_ratio=30)"
     assert not verdict.fine and verdict.rejected == {0: not_finite, 2: not_finite, 3: too_long}
     clipped = screen([1.0] * 9, policy="clip").judge([1.0, 1e9])
     assert not clipped.fine and clipped.rejected == {}  # accepted, but not as it is

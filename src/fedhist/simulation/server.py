@@ -179,7 +179,7 @@ class Server:
         if loss is not None and not math.isfinite(loss):
             self.diverge(round_, f"the loss after round {round_} is {loss}")
             loss = None
-        elif loss is not None and self.first_loss and loss > HOPELESS_LOSS * self.first_loss:
+        elif loss is not None and self.hopeless(loss):
             self.diverge(
                 round_, f"the loss after round {round_} is {loss:.3g}, that of the first model {self.first_loss:.3g}"
             )
@@ -189,6 +189,10 @@ class Server:
         self.history.evaluations.append(
             Evaluation(round_, time, accuracy, loss, per_class, mean_staleness, max_staleness, epsilon)
         )
+
+    def hopeless(self, loss: float) -> bool:
+        """Whether a loss means that the run has diverged; noise that protects uploads may take it anywhere."""
+        return self.screen.judging and self.first_loss is not None and loss > HOPELESS_LOSS * self.first_loss > 0
 
     def trace(self, round_: int) -> None:
         """Keep what the strategy wants to be seen of its memory, if this round is one of those kept."""

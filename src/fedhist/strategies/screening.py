@@ -135,7 +135,9 @@ class Screen:
             return 1.0
         if self.policy == "clip":
             return self.usual / norm
-        raise TooLong(f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual")
+        raise TooLong(
+            f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual (max_norm_ratio={self.ratio:g})"
+        )
 
     def judge(self, norms: Sequence[float]) -> Verdict:
         """Judge the uploads of a round by their lengths."""
