@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,11 @@ def test_what_there_was_before_a_run_diverged_is_kept(tmp_path: Path, more: list
     history = fh.History.load(tmp_path / "a")
     assert history.diverged and history.rounds > 0
     assert (tmp_path / "a" / "uploads.npy").exists() == bool(more) and not (tmp_path / "a" / "checkpoint").exists()
+
+
+def test_a_model_that_is_lost_is_not_a_result(tmp_path: Path) -> None:
+    sentence = fails("run", *QUICK, "--lr", "30", "--out", "a", cwd=tmp_path)
+    assert re.search(r"the loss after round 3 is [\d.]+e\+\d+, that of the first model 2\.31; check", sentence)
 
 
 def test_all_uploads_are_bad_from_some_round_on(tmp_path: Path) -> None:

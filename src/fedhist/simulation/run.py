@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedhist.clients.job import Candidate
+from fedhist.clients.reference import ReferenceTrainer
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import VersionPlan
@@ -75,6 +77,12 @@ class Run:
         """Return whether a CUDA graph may replay what this run does in a round."""
         pure = [type(each) for each in (self.trial.method.objective, self.trial.attack) if each is not None]
         return self.server.strategy.capturable() and all(vars(each).get("branch_free", False) for each in pure)
+
+    def first_loss(self) -> float:
+        """Evaluate the first model; return its loss."""
+        task, seed = self.trial.task, self.trial.seed
+        model = task.layout.flatten(task.build(seed)).to(self.device)
+        return ReferenceTrainer(self.device).evaluate([Candidate(task, seed, model)])[0].loss
 
     def finish(self) -> None:
         """Put the final model into the history, unless the run diverged."""

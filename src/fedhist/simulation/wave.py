@@ -1,7 +1,6 @@
 """The loop over rounds: a source delivers, the servers close, the histories keep."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,6 +14,9 @@ from fedhist.store.recording import Tape
 
 OnRound = Callable[[int, Sequence[History]], None]
 """Called after every round with its number and the histories, so far, of the runs that take it together."""
+
+SUSPICIOUS_LOSS = 50.0
+"""A loss from which on it is compared with that of the first model, whose evaluation others are spared."""
 
 
 class Rewind(Exception):
@@ -52,9 +54,6 @@ class Wave:
         if before is not None:
             put_back(before, self.runs, self.source)
             done = before.round
-        else:
-            for run, score in zip(self.runs, self.source.evaluate(), strict=True):
-                run.server.first_loss = score.loss if math.isfinite(score.loss) else None
         self.saved.begin(self.runs)
         started = time.perf_counter() - self.runs[0].server.history.wall_seconds
         if done > self.silent and on_round:
@@ -104,6 +103,8 @@ class Wave:
         scores = self.source.evaluate() if any(live) else []
         for run, score, alive in zip(self.runs, scores, live, strict=False):
             if alive:
+                if score.loss > SUSPICIOUS_LOSS and run.server.first_loss is None:
+                    run.server.first_loss = run.first_loss()
                 epsilon = run.server.strategy.epsilon()
                 run.server.evaluated(round_, score.accuracy, score.loss, score.per_class, epsilon)
                 run.server.trace(round_)
