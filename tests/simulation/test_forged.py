@@ -90,8 +90,11 @@ FORGED: dict[str, tuple[str, Forger]] = {
     "events in words": ("fedhist", fact(events=["diverged"])),
     "an event without a round": ("fedhist", fact(events=[{"time": 1.0, "event": "x"}])),
     "no screen": ("fedhist", fact(screen=None)),
-    "lengths in words": ("fedhist", fact(screen={"usual": 1.0, "clients": 6, "recent": [[0, "long"]]})),
-    "lengths below zero": ("fedhist", fact(screen={"usual": -1.0, "clients": 6, "recent": []})),
+    "lengths in words": (
+        "fedhist",
+        fact(screen={"usual": 1.0, "clients": 6, "alarmed": False, "recent": [[0, "long"]]}),
+    ),
+    "lengths below zero": ("fedhist", fact(screen={"usual": -1.0, "clients": 6, "alarmed": False, "recent": []})),
     "a loss in words": ("fedhist", fact(first_loss="high")),
     "diverged in numbers": ("fedhist", fact(diverged=7)),
     "gone and nowhere else": ("fedhist", fact(left=True)),

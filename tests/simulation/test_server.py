@@ -123,7 +123,7 @@ def test_a_private_strategy_is_screened_by_its_clip_alone() -> None:
     assert float((own.model - 1).norm()) <= 2 * 0.1 / 3 * 1.0001  # the one with NaN counts as zero
     own.screen.accepted(range(3), [np.nan, 1e31, 0.1])
     _, facts = own.state()
-    assert facts["screen"] == {"usual": 0.0, "clients": 8, "recent": []}
+    assert facts["screen"] == {"usual": 0.0, "clients": 8, "alarmed": False, "recent": []}
 
 
 @pytest.mark.parametrize("strategy", ["fedhist", "wkafl", "fedhist + median"])

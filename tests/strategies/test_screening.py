@@ -69,6 +69,15 @@ def test_only_most_of_the_clients_raise_what_is_usual() -> None:
     assert known.usual == 4.0  # the one client that has not converged is not absurd
 
 
+def test_once_one_was_rejected_the_others_are_looked_at_more_closely() -> None:
+    known = screen([1.0] * 5)
+    assert known.admit(29.0) == 1
+    known.alarmed = True
+    assert known.admit(9.9) == 1
+    with pytest.raises(Rejected, match=r"its length 11 is absurd where 1 is usual \(max_norm_ratio=30, now 10\)"):
+        known.admit(11.0)
+
+
 def test_clients_that_are_gone_are_forgotten() -> None:
     known = screen([0.2] * 5)
     known.accepted(range(1000), [0.1] * 1000)

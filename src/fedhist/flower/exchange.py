@@ -174,6 +174,7 @@ class Exchange:
         """Leave a node alone for a while, for longer with each failure in a row."""
         if kind == "rejected" and self.screen.policy == "stop":
             raise BadUpload(f"node {node}'s upload in round {self.version} is bad: {reason}.")
+        self.screen.alarmed |= kind == "rejected"
         known = self._nodes[node]
         known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
         known.failures += 1

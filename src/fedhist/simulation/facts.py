@@ -18,6 +18,7 @@ class Screened(BaseModel):
 
     usual: Amount
     clients: Count
+    alarmed: bool
     recent: list[tuple[Count, Amount]]
 
 

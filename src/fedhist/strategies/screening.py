@@ -15,6 +15,8 @@ POLICIES = ("reject", "clip", "stop")
 """What is done with a bad upload: reject it, shorten it if only its length is wrong, or stop the run."""
 FIRST_LENGTHS, ENOUGH_LENGTHS = 3, 5
 """Number of clients whose lengths tell what is usual: before the first upload is judged, and later."""
+ALARMED_SHARE = 1 / 3
+"""Share of `max_norm_ratio` that is left once an upload was rejected: where one is broken, others will be."""
 REMEMBERED_CLIENTS = 100
 """Number of clients, those that were accepted last, whose lengths are remembered."""
 
@@ -104,6 +106,8 @@ class Screen:
         self.model, self.clients, self.judging = model, clients, judging
         self.usual = 0.0
         """The usual length; 0 as long as it is not known."""
+        self.alarmed = False
+        """Whether an upload was rejected, for whatever reason."""
         self.recent: dict[int, float] = {}
         """By client, in order of arrival: the length of the last upload that was accepted."""
 
@@ -131,13 +135,13 @@ class Screen:
             return 1.0
         if not math.isfinite(norm):
             raise Rejected("it holds NaN or infinity")
-        if norm <= self.ratio * self.usual or self.usual == 0:
+        times = max(1.0, self.ratio * ALARMED_SHARE) if self.alarmed else self.ratio
+        if norm <= times * self.usual or self.usual == 0:
             return 1.0
         if self.policy == "clip":
             return self.usual / norm
-        raise TooLong(
-            f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual (max_norm_ratio={self.ratio:g})"
-        )
+        option = f"max_norm_ratio={self.ratio:g}, now {times:g}" if self.alarmed else f"max_norm_ratio={self.ratio:g}"
+        raise TooLong(f"its length {norm:.3g} is absurd where {self.usual:.3g} is usual ({option})")
 
     def judge(self, norms: Sequence[float]) -> Verdict:
         """Judge the uploads of a round by their lengths."""
@@ -164,9 +168,10 @@ class Screen:
 
     def state(self) -> dict[str, Any]:
         """Return what the rounds to come depend on."""
-        return {"usual": self.usual, "clients": self.clients, "recent": list(self.recent.items())}
+        recent = list(self.recent.items())
+        return {"usual": self.usual, "clients": self.clients, "alarmed": self.alarmed, "recent": recent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put back what :meth:`state` returned."""
         self.usual, self.clients = float(state["usual"]), int(state["clients"])
-        self.recent = {int(client): float(norm) for client, norm in state["recent"]}
+        self.recent, self.alarmed = {int(client): float(norm) for client, norm in state["recent"]}, state["alarmed"]

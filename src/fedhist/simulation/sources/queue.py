@@ -350,6 +350,7 @@ class _Line:
         if not dropped and self.server.screen.policy == "stop":
             raise BadUpload(f"{self._trial}: client {start.client}'s upload in round {self._round} is bad: {reason}.")
         self._note(start, "dropped" if dropped else "rejected", str(reason))
+        self.server.screen.alarmed |= not dropped
         self._versions.holders[self._round] += 1
         self._versions.publish(self._round, self.server.model)
         self._settle([start])
