@@ -44,6 +44,11 @@ def exit_with_sentence() -> Iterator[None]:
     except FedHistError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OSError as error:
+        if error.filename is None:  # not about a file of the user's
+            raise
+        print(f"Error: {str(error.filename)[:300]} cannot be used: {reason(error)}.", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def brief(value: object, most: int = 100) -> str:

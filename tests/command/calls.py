@@ -40,7 +40,7 @@ def fedhist(*arguments: str | Path, cwd: Path) -> Result:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", ["fedhist", *map(str, arguments)]),
-        mock.patch.object(cli, "console", Console(width=200, markup=False)),
+        mock.patch.object(cli, "console", Console(width=200, markup=False, emoji=False)),
     ):
         try:
             cli.main()

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_is_a_link(tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         (tmp_path / "a" / "checkpoint").symlink_to(target)
-        assert "a is unfinished" in fails("run", *QUICK, "--out", "a", cwd=tmp_path)
+        assert "a exists already" in fails("run", *QUICK, "--out", "a", cwd=tmp_path)
         assert fails("resume", "a", cwd=tmp_path) == "a/checkpoint is a link, not the folder of a run."
 
 
@@ -189,7 +189,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     out, arguments = tmp_path / "a", ["run", *QUICK, "--checkpoint-every", "0"]
     assert in_process(*arguments, "--out", out, log=log, checkpoints=2) is None
-    for name in (".summary.json.123.part", ".model.safetensors.a.part/.tmpA", "checkpoint/.runs-x.a.part/.tmpA"):
+    for name in (".summary.json.1.part", ".model.safetensors.1.a.part/.tmpA", "checkpoint/.runs-x.1.a.part/.tmpA"):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("half a file")
     succeeds("resume", "a", "--quiet", cwd=tmp_path)
@@ -243,3 +243,56 @@ def test_what_a_folder_was_begun_with(tmp_path: Path) -> None:
     for content in ("[]", "3", "null", '"run"', '{"command": ["run"], "fedhist": 1}', json.dumps({"command": "run"})):
         begun.write_text(content)
         assert "a/checkpoint/begun.json" in fails("resume", "a", cwd=tmp_path)
+
+
+def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+    """Other runs may lie below the folder of a run that fails, and anybody's files in one that is resumed."""
+    outer = RunFolder.begin(tmp_path / "runs", "a", "compare", Settings())
+    succeeds("run", *QUICK, "--record", "--out", "runs/inner", cwd=tmp_path)
+    inner = contents(tmp_path / "runs" / "inner")
+    outer.home("FedAvg-seed0").mkdir()
+    (outer.home("FedAvg-seed0") / "uploads.npy").touch()
+    outer.abandon()
+    outer.close()
+    assert contents(tmp_path / "runs" / "inner") == inner
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["inner"]
+
+    (tmp_path / "project" / ".checkpoint").mkdir(parents=True)
+    (tmp_path / "project" / ".checkpoint" / "data").write_text("precious")
+    (tmp_path / "project" / "config.toml").write_text("rounds = 1\n")
+    assert fails("resume", "project", cwd=tmp_path) == "project holds no run, so there is nothing to resume."
+    assert (tmp_path / "project" / ".checkpoint" / "data").read_text() == "precious"
+
+    folder = RunFolder.begin(tmp_path / "w", "a", "run", Settings())
+    (folder.path / "notes" / ".thesis.part").mkdir(parents=True)
+    (folder.path / ".movie.mkv.part").touch()
+    with folder.finishing():
+        pass
+    folder.close()
+    assert {each.name for each in folder.path.iterdir()} == {"config.toml", "notes", ".movie.mkv.part"}
+    assert (folder.path / "notes" / ".thesis.part").is_dir()
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    result = succeeds("run", *QUICK, "--out", "a:bomb:[b]", cwd=tmp_path)
+    assert "Results are in a:bomb:[b]." in result.out and (tmp_path / "a:bomb:[b]").is_dir()
+    (tmp_path / "loop").symlink_to("loop")
+    for arguments in (
+        ["run", "--out", "x" * 300],
+        ["run", "--out", "loop"],
+        ["resume", "y" * 300],
+        ["report", "z" * 300],
+    ):
+        fails(*arguments, cwd=tmp_path)
+    assert "data_dir must be a text in UTF-8" in fails("run", *QUICK, "--data-dir", "d\udcff", cwd=tmp_path)
+    settings = Settings({"data_dir": "d\x7fx"})
+    settings.write(tmp_path / "config.toml")
+    assert Settings.read(tmp_path / "config.toml")["data_dir"] == Path("d\x7fx")
+
+
+def test_the_page_is_not_written_over_a_pipe(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    succeeds("run", *QUICK, "--out", "a", cwd=tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert fails("report", "a", "-o", "pipe", cwd=tmp_path) == "out=pipe is not a plain file."
+    assert (tmp_path / "pipe").is_fifo()

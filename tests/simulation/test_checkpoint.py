@@ -221,7 +221,7 @@ def test_a_folder_that_holds_a_run_is_resumed(make_task: Callable[..., fh.Task],
 def test_another_trainer_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     task = make_task()
     fh.simulate("fedavg", task, **options(trainer="batched"), checkpoint=tmp_path)
-    with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot be resumed to the bit with 'reference'"):
+    with pytest.raises(fh.FedHistError, match="trainer='batched' and cannot be resumed with 'reference'"):
         fh.simulate("fedavg", task, **options(trainer="reference"), checkpoint=tmp_path)
 
 
@@ -353,3 +353,31 @@ def test_threads_do_not_matter_where_a_client_has_one(
     finally:
         torch.set_num_threads(before)
     assert history.events == [] and history.evaluations == whole.evaluations
+
+
+def test_each_of_several_runs_must_be_resumed_to_the_bit(
+    task: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: None
+) -> None:
+    """The first of them is not trained by the compiled kernel, the second is."""
+
+    class Sine(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.inner(x))
+
+    odd = copy.copy(task)
+    odd.model = Sine(copy.deepcopy(task.model))
+    trials = [fh.Trial("fedavg", each, k=2, rounds=6) for each in (odd, task)]
+
+    def stop(round_: int, _: object) -> None:
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fh.simulate_many(trials, checkpoint=tmp_path, checkpoint_every=0, on_round=stop)
+    monkeypatch.setattr("fedhist.native.fingerprint", lambda: "another")
+    with pytest.raises(fh.FedHistError, match="compiled kernel .* there, another here"):
+        fh.simulate_many(trials, checkpoint=tmp_path)

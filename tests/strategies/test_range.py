@@ -153,3 +153,12 @@ def test_clipping_takes_any_shape_and_changes_nothing_in_place() -> None:
     before = uploads.clone()
     assert clipped(uploads, 1.0).shape == (2, 3, 4) and torch.equal(uploads, before)
     assert float(clipped(uploads[0, 0], 1.0).norm()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "Private" not in name])
+def test_float64_uploads_need_no_preparation(name: str) -> None:
+    wide, single = (ALL[name]().setup(N, K, P) for _ in range(2))
+    for arrivals in stream(8):
+        update = wide(replace(arrivals, deltas=arrivals.deltas.double()))
+        assert update.dtype == torch.float64
+        torch.testing.assert_close(update.float(), single(arrivals), rtol=1e-3, atol=1e-5)

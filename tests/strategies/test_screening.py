@@ -30,6 +30,8 @@ def screen(first: list[float], model: float = 10.0, policy: str = "reject") -> S
         ([0.2, 1e-9, 0.1], 10.0, 0.1),  # also where one is too short
         ([0.1, 1e6, 2e6, 3e6, 4e6], 10.0, 10.0),  # most are bad, and the model is not
         ([0.1, 1e6, 2e6, 3e6, 4e6], 0.0, 1e6),  # a model of zeros says nothing
+        ([0.3, 0.1, 0.2, 0.5, 0.4], 1e-6, 0.2),  # a short model does not matter where they are alike
+        ([0.3, 0.1, 0.2, 0.5, 1e6], 1e-6, 0.1),  # nor does it make all of them too long
         ([0.0, 0.0, 0.0, 0.2, math.nan, math.inf], 10.0, 0.2),  # nor do these
         ([0.0, 0.0], 10.0, 0.0),
         ([], 10.0, 0.0),

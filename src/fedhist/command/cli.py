@@ -37,9 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Asynchronous federated learning: simulate it, compare methods on the same arrivals, report.",
 )
-# Paths and names are shown as they are: brackets in them are not Rich's markup.
-console = Console(markup=False)
-stderr = Console(stderr=True, markup=False)
+# Paths and names are shown as they are: brackets and colons in them are not for Rich.
+console = Console(markup=False, emoji=False)
+stderr = Console(stderr=True, markup=False, emoji=False)
 
 
 def main() -> None:

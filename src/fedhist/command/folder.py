@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, brief, reason, require
 from fedhist.store.files import locked, parse_json, read_text, remove_parts, slug, whole_file
 
-CONFIG, CHECKPOINT, BEGUN = "config.toml", "checkpoint", "begun.json"
+CONFIG, CHECKPOINT, BEGUN, SUMMARY = "config.toml", "checkpoint", "begun.json", "summary.json"
 MOST_ATTEMPTS = 100
 """How often a folder is made that others remove at the same time."""
 
@@ -35,6 +36,8 @@ class RunFolder:
         self.path, self.command, self.settings, self._lock = path, command, settings, lock
         self._created = created
         """Folders that this process made, the innermost first; None for a run that is resumed."""
+        self._homes = {path}
+        """Folders with results of these runs. What else lies below may belong to others."""
 
     @classmethod
     def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> Self:
@@ -57,12 +60,12 @@ class RunFolder:
     def _claimed(cls, path: Path, command: str, settings: Settings) -> Self:
         """Begin in a folder that nobody uses. All that is done there is done by the one process that has its lock."""
         with _writing(path), contextlib.ExitStack() as stack:
-            path = path.resolve()
+            path = Path(os.path.realpath(path))  # unlike resolve(), of a loop of links too
             created = [each for each in (path, *path.parents) if not each.exists()]
             stack.enter_context(_hold(path))
             begun, part = path / CHECKPOINT, path / f".{CHECKPOINT}.part"
             relative = from_here(path)
-            if begun.exists() or begun.is_symlink():
+            if begun.exists() and not begun.is_symlink():
                 raise Taken(f"out={relative} is unfinished; resume it with: fedhist resume {relative}")
             if any(each != part for each in path.iterdir()):
                 raise Taken(f"out={relative} exists already; choose another folder.")
@@ -76,7 +79,7 @@ class RunFolder:
                     file.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
                 part.rename(begun)  # from here on the run has begun, with all that is needed to resume it
                 folder._show_settings()
-            except OSError:
+            except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 folder.abandon()
                 folder.close()
@@ -95,7 +98,9 @@ class RunFolder:
             left = config.is_file() or (begun.parent / CONFIG).is_file()
             require(left, f"{relative} holds no {CONFIG}, so there is nothing to resume.")
             if not begun.parent.is_dir():
-                shutil.rmtree(path / f".{CHECKPOINT}", ignore_errors=True)  # by a process that was killed as it ended
+                finished = any(each.is_file() for each in (*path.glob(SUMMARY), *path.glob(f"*/{SUMMARY}")))
+                require(finished, f"{relative} holds no run, so there is nothing to resume.")
+                _remove_done(path / f".{CHECKPOINT}")
                 return None
             command = _begun_by(begun, relative)
             folder = cls(
@@ -130,7 +135,9 @@ class RunFolder:
 
     def home(self, run: str) -> Path:
         """Return the folder of one run's results."""
-        return self.path if self.command == "run" else self.path / run
+        home = self.path if self.command == "run" else self.path / run
+        self._homes.add(home)
+        return home
 
     @property
     def saved(self) -> bool:
@@ -146,10 +153,12 @@ class RunFolder:
         for folder in (self.checkpoint, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
         (self.path / CONFIG).unlink(missing_ok=True)
-        for file in [file for name in FILES for file in self.path.rglob(name)]:
-            file.unlink()
-            with contextlib.suppress(OSError):
-                file.parent.rmdir()
+        for home in self._homes:
+            for name in FILES:
+                (home / name).unlink(missing_ok=True)
+            if home != self.path:
+                with contextlib.suppress(OSError):
+                    home.rmdir()
         with contextlib.suppress(OSError):
             for folder in self._created:
                 folder.rmdir()
@@ -159,11 +168,22 @@ class RunFolder:
         """Let results be written; after that the run is finished."""
         with _writing(self.path, f"; make room, and go on with: fedhist resume {from_here(self.path)}"):
             yield
-            remove_parts(self.path, "**/.*")
+            for home in self._homes:
+                remove_parts(home, ".*.[0-9]*")
             done = self.path / f".{CHECKPOINT}"
-            shutil.rmtree(done, ignore_errors=True)
+            _remove_done(done)
             self.checkpoint.replace(done)  # in one step, where removing a folder takes several
-            shutil.rmtree(done)
+            _remove_done(done)
+
+
+def _remove_done(checkpoint: Path) -> None:
+    """Remove the checkpoints of a run that is finished, and nothing else that may lie there."""
+    remove_parts(checkpoint, ".runs-*")
+    for pattern in ("runs-*.safetensors", BEGUN, CONFIG):
+        for left in checkpoint.glob(pattern):
+            left.unlink()
+    with contextlib.suppress(OSError):
+        checkpoint.rmdir()
 
 
 class Taken(InvalidInput):

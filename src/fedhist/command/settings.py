@@ -121,7 +121,8 @@ class Settings(dict[str, Any]):
         values = {name: str(value) if isinstance(value, Path) else value for name, value in self.items()}
         if values["epochs"] is not None:
             del values["local_steps"]
-        lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items() if v is not None]
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items() if value is not None}
+        lines = [f"{name} = {text}\n".replace("\x7f", "\\u007f") for name, text in texts.items()]
         with whole_file(path) as part:
             part.write_text("".join(lines), encoding="utf-8")
 
@@ -137,4 +138,8 @@ def _checked(each: Option, value: Any) -> Any:
     if each.kind in checks:
         return checks[each.kind](each.name, value)
     require(isinstance(value, (str, Path)), f"{each.name} must be a text, got {brief(value)}.")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{each.name} must be a text in UTF-8, got {brief(str(value))}.") from None
     return each.kind(value)

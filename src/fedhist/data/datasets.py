@@ -194,7 +194,8 @@ def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     """
     chosen = data_dir or os.environ.get("FEDHIST_DATA")
     if not chosen:
-        return [Path.home() / ".cache" / "fedhist", Path("data")]
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 (it stays "~" where it is not known)
+        return [home / ".cache" / "fedhist", Path("data")] if home.is_absolute() else [Path("data")]
     try:
         folder = Path(chosen).expanduser()
         possible = b"\0" not in os.fsencode(folder)

@@ -18,7 +18,7 @@ from fedhist.errors import BadUpload
 from fedhist.flower.accounts import Accounts, node_name
 from fedhist.flower.wire import Rest
 from fedhist.store.history import ACCOUNT
-from fedhist.strategies.screening import Rejected, Screen, TooLong, most_of
+from fedhist.strategies.screening import Rejected, Screen, TooLong
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
@@ -26,6 +26,8 @@ QUIET_EVENTS = ("joined", "returned", "enough nodes", "resumed", ACCOUNT)
 """Events that are logged as information, not as warnings."""
 LONGEST_REASON = 300
 """Characters of a reason that are kept: clients must not fill the disk."""
+TOO_LONG_IN_A_ROW = 3
+"""Uploads of a node that are too long, one after the other, before no better one is expected of it."""
 LONGEST_PATIENCE = 16
 """How many times the timeout a slow node is waited for at most."""
 
@@ -104,7 +106,7 @@ class Exchange:
         self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
         self._waiting: list[Arrival] = []
         self._short = False  # whether fewer than K nodes are connected
-        self._too_long = set[int]()  # nodes whose uploads were too long since the last that was not
+        self._too_long: dict[int, int] = {}  # how many uploads in a row of a node were too long
 
     def note(self, time: float, kind: str, node: int | None = None, **more: object) -> None:
         """Keep an event for the history, and log it."""
@@ -163,7 +165,7 @@ class Exchange:
         known.identity = upload.identity if self.accounts is None else None
         # An upload is judged before its client is given a number, which may be taken from another client.
         upload = self._admitted(work.node, upload, time)
-        self._too_long.clear()
+        self._too_long.pop(work.node, None)
         client = self._number(work.node, known.identity)
         if any(client == each.client for each in self._waiting):
             raise Rejected(f"client {known.identity or client} is in this round already")
@@ -194,11 +196,13 @@ class Exchange:
         return sum(known.connected for known in self._nodes.values())
 
     def hopeless(self) -> str | None:
-        """Return why no more uploads can be expected to be accepted: those of most nodes have become too long."""
-        bad, connected = len(self._too_long), self._connected()
-        if bad < max(2, most_of(connected, connected)):
+        """Return why no round will close any more: of too many nodes every upload is too long."""
+        connected = {node for node, known in self._nodes.items() if known.connected}
+        bad = [node for node in connected if self._too_long.get(node, 0) >= TOO_LONG_IN_A_ROW]
+        if self.max_round_wait is not None or not bad or len(connected) - len(bad) >= self.k:
             return None
-        return f"the uploads of {bad} of {connected} nodes in round {self.version} are far longer than usual"
+        told = f"all uploads of {len(bad)} of {len(connected)} nodes are far longer than usual"
+        return f"{told} in round {self.version}, and a round takes {self.k}"
 
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
@@ -224,7 +228,7 @@ class Exchange:
         try:
             scale = self.screen.admit(upload.norm)
         except TooLong:
-            self._too_long.add(node)
+            self._too_long[node] = self._too_long.get(node, 0) + 1
             raise
         if scale == 1:
             return upload
@@ -242,6 +246,8 @@ class Exchange:
         late = late or time - self.opened >= self.patience
         if len(self._waiting) < self.screen.first and not late:
             return False
+        if len(self._waiting) < self.screen.first:
+            self.note(time, "judged early", uploads=len(self._waiting), wanted=self.screen.first)
         self.screen.begin(arrival.upload.norm for arrival in self._waiting)
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:

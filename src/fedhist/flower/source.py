@@ -223,7 +223,7 @@ class Network:
             rest[name] = moved.pop(name)
             if bool((rest[name].double().abs() > MOST_EXAMPLES).any()):
                 raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
-        norm = math.sqrt(sum(norm_of(values) ** 2 for values in (delta, *moved.values())))
+        norm = math.hypot(*(norm_of(values) for values in (delta, *moved.values())))
         metrics = reported(content)
         examples = examples_in(metrics, self.options.weighted_by_key)
         return Upload(delta, rest, examples, norm, identity_in(content), metrics)

@@ -24,6 +24,8 @@ SOURCE = Path(__file__).with_name("train.c")
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-mprefer-vector-width=512")  # clang's default is 256 even where 512 is faster
+LARGEST_KERNEL = 1 << 26
+"""Bytes of a kernel at most; it has some tens of thousands."""
 _building = threading.Lock()
 
 
@@ -96,7 +98,10 @@ def _kernel() -> ctypes.CDLL | Unavailable:
 
 def _compiler() -> list[str]:
     if named := os.environ.get("CC"):
-        return shlex.split(named)
+        try:
+            return shlex.split(named)
+        except ValueError as error:
+            raise Unavailable(f"CC={named!r} is not a command ({error})") from None
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]
@@ -120,12 +125,15 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     sources = [file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]"))]
     name = "kernel-" + _checksum(b"\0".join([*sources, *map(str.encode, FLAGS), about]))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhist"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 (it may be unknown)
+    cache = (home if home.is_absolute() else Path(os.devnull)) / "fedhist"
     for cached in sorted(cache.glob(f"{name}-*.so")):
         with contextlib.suppress(OSError):
-            if cached.stem == f"{name}-{_checksum(cached.read_bytes())}":
+            plain = cached.is_file() and cached.stat().st_size < LARGEST_KERNEL  # not a pipe, which may never end
+            if plain and cached.stem == f"{name}-{_checksum(cached.read_bytes())}":
                 return ctypes.CDLL(str(cached))
-            cached.unlink()
+            if plain:
+                cached.unlink()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         place = tempfile.TemporaryDirectory(dir=cache)

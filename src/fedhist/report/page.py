@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhist import __version__
-from fedhist.errors import FedHistError, InvalidInput, reason, unknown
+from fedhist.errors import FedHistError, InvalidInput, reason, require, unknown
 from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
 from fedhist.report.curves import look
@@ -70,6 +70,7 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
     if baseline is not None and baseline not in found.methods:
         raise unknown("baseline", baseline, found.methods)
     page = render(found, baseline)
+    require(out.is_file() or not out.exists(), f"out={out} is not a plain file.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as part:

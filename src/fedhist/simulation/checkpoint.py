@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -229,16 +229,27 @@ class Checkpoints:
                             f"{file} holds another run: {name} is {brief(description.get(name))} there and "
                             f"{brief(value)} here; use another folder."
                         )
-            changed = differences(numerics, self._numerics[min(members)])
-            if changed and not self._inexact:
-                raise FedHistError(
-                    f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it goes on, and "
-                    "its history says so."
-                )
-            state = replace(state, inexact=changed)
+            state = replace(state, inexact=self._changed(file, members, numerics))
         except (KeyError, TypeError, ValueError) as error:
             raise FedHistError(f"{file} is damaged: {reason(error)}.") from error
         return state
+
+    def _changed(self, file: Path, members: Iterable[int], numerics: Sequence[Mapping[str, str]]) -> str | None:
+        """Return what keeps runs from being resumed to the bit; raise unless that was asked for."""
+        pairs = list(zip(numerics, (self._numerics[i] for i in members), strict=True))
+        for there, here in pairs:
+            if there.get("trainer") != here["trainer"]:
+                raise FedHistError(
+                    f"{file} was written by trainer={there.get('trainer')!r} and cannot be resumed with "
+                    f"{here['trainer']!r}; use the device and the trainer it was begun with."
+                )
+        changed = "; ".join(dict.fromkeys(filter(None, (differences(*pair) for pair in pairs)))) or None
+        if changed and not self._inexact:
+            raise FedHistError(
+                f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it goes on, and "
+                "its history says so."
+            )
+        return changed
 
     def _described(self, i: int) -> dict[str, Any]:
         """Return what must be the same about a trial that is resumed."""
@@ -270,7 +281,7 @@ class Checkpoints:
         tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
         facts = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
         facts |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
-        facts["numerics"] = self._numerics[min(state.members)]
+        facts["numerics"] = [self._numerics[i] for i in state.members]
         try:
             snapshot.write(file, KIND, tensors, facts)
         except OSError as error:

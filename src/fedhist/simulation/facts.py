@@ -47,4 +47,4 @@ class Stored(BaseModel):
     members: Annotated[list[tuple[Count, Count]], Field(min_length=1)]
     facts: list[Facts]
     described: list[dict[str, Any]]
-    numerics: dict[str, Text]
+    numerics: list[dict[str, Text]]

@@ -62,7 +62,8 @@ def remove_parts(folder: Path, pattern: str) -> None:
             left.unlink()
 
 
-_PART = r"\w[\w.]*(\(\w+=[\w.+-]+(, \w+=[\w.+-]+)*\))?"
+_VALUE = r"-?[\w.]+([+-]\w+)?"
+_PART = rf"\w[\w.]*(\(\w+={_VALUE}(, \w+={_VALUE})*\))?"
 _PLAIN = re.compile(rf"{_PART}( \+ {_PART})*|\w+(-\w+)*", re.ASCII)
 """How methods are named; such a name can be told from what :func:`slug` makes of it."""
 

@@ -18,9 +18,9 @@ NUMBERS = ("clients", "bytes_per_upload")
 
 
 def _calculable(setting: dict[str, Plain]) -> dict[str, Plain]:
-    for name in NUMBERS:
-        value = setting.get(name)
-        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 2**53):
+    for name in setting.keys() & set(NUMBERS):
+        value = setting[name]
+        if not (isinstance(value, int | float) and 0 <= value <= 2**53):
             raise ValueError(f"{name} must be a number from 0 to 2^53, got {brief(value)}")
     return setting
 

@@ -32,7 +32,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, st
 
     try:
         # It writes a file of its own beside the one that is asked for, which a kill would leave there.
-        apart = TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        apart = TemporaryDirectory(prefix=f".{path.name}.{os.getpid()}.", suffix=".part", dir=path.parent)
         with whole_file(path) as part, apart as folder:
             save_file(dict(tensors), Path(folder) / path.name, metadata=about)
             (Path(folder) / path.name).replace(part)

@@ -66,6 +66,13 @@ class Strategy(nn.Module):
             self.register_buffer("lengths", torch.zeros(2, dtype=torch.float64, device=device))
         return self
 
+    def widen(self) -> None:
+        """Let float32 buffers hold what a float64 model needs; bfloat16 ones save memory on purpose."""
+        for module in self.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.dtype == torch.float32:
+                    setattr(module, name, buffer.double())
+
     def seeded(self, seed: int) -> Self:
         """Let all random numbers, also those of wrapped strategies, follow from the seed of a simulation."""
         for module in self.modules():
@@ -99,6 +106,8 @@ class Strategy(nn.Module):
             known, highest = self.num_clients, int(arrivals.clients.max())
             require(highest < known, f"{name} was set up for {known} clients, got client {highest}.")
             deltas = in_range(deltas)  # those of a simulation are screened
+            if deltas.dtype == torch.float64:
+                self.widen()
         arrivals = replace(arrivals, deltas=deltas, validate=False)
         update: Tensor = super().__call__(arrivals)
         return update
@@ -163,6 +172,11 @@ class Wrapper(Strategy):
         self.inner.setup(num_clients, k, num_params, device)
         return self
 
+    @property
+    def bounds_uploads(self) -> bool:
+        """Whether the inner strategy bounds uploads."""
+        return self.inner.bounds_uploads
+
     def capturable(self) -> bool:
         """Return whether this class and the inner strategy are both free of branches."""
         return super().capturable() and self.inner.capturable()
@@ -170,5 +184,5 @@ class Wrapper(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the update of the inner strategy, and keep its weights."""
         update = self.inner(arrivals)
-        self.last_weights = self.inner.last_weights
+        self.last_weights, self.last_seen = self.inner.last_weights, self.inner.last_seen
         return update

@@ -27,10 +27,7 @@ def prepared(
         own.seeded(seed)
     own.setup(num_clients, k, num_params, device)
     if dtype == torch.float64:
-        for module in own.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.dtype == torch.float32:  # not bfloat16, which saves memory on purpose
-                    setattr(module, name, buffer.double())
+        own.widen()
     return own
 
 

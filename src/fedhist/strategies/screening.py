@@ -79,8 +79,9 @@ class Screen:
     """A policy for bad uploads, and the length that is usual.
 
     It promises that no upload longer than `max_norm_ratio` times the usual length reaches the strategy. Usual is, at
-    the beginning, the lower quartile of the first uploads' lengths, which start from the same model and are much alike,
-    but not more than that model's own length; then the largest median, so far, of what clients were last accepted with.
+    the beginning, the lower quartile of the first uploads' lengths, which start from the same model and are much alike;
+    where they are not, it is not more than that model's own length. Then it is the largest median, so far, of what
+    clients were last accepted with.
     It does not fall, since the upload of a client that has not converged may be hundreds of times as long as those of
     all who have. What is rejected leaves no trace in it and each client counts once, so only most of the clients can
     raise it.
@@ -125,9 +126,11 @@ class Screen:
         """Learn from the lengths of the first uploads what is usual; those of zero or not finite say nothing."""
         known = sorted(norm for norm in norms if 0 < norm < math.inf)
         if known:
-            quartile = known[(len(known) + 1) // 4]
-            # A model's length, which no client determines, holds even where most of the first uploads are bad.
-            self.usual = min(quartile, self.model) if self.model > 0 else quartile
+            self.usual = known[(len(known) + 1) // 4]
+            if known[-1] > self.ratio * known[0] and self.model > 0:
+                # They differ too much for all to be good, and even most of them may be bad. No client determines the
+                # model's length.
+                self.usual = min(self.usual, max(self.model, known[0]))
 
     def admit(self, norm: float) -> float:
         """Return the factor to multiply an upload by, 1 if its length is fine; raise :class:`Rejected` otherwise."""

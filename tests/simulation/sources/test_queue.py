@@ -22,7 +22,7 @@ FAULTS = {
     "infinite": "it holds NaN or infinity",
     "wrong_length": "it has 74 values instead of 75",
     "wrong_dtype": "its values are int64, not float32",
-    "huge": r"its length \S+ is absurd where \S+ is usual",
+    "huge": r"its length \S+ is absurd where \S+ is usual \(max_norm_ratio=30(, now 10)?\)",
     "replayed": r"it names version \d+, but the client was last sent version \d+",
     "future": r"it names version \d+, which does not exist yet in round \d+",
     "unknown_client": r"it names client \d+, and there are 8",
@@ -302,3 +302,23 @@ def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
         run("fedavg", task, faults={"nan": 0.1})
     with pytest.raises(fh.InvalidInput, match="a recorded schedule fixes"):
         run("fedavg", task, faults=fh.Faults(), schedule=run("fedavg", task))
+
+
+def test_a_model_that_starts_near_zero_learns() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 3
+    model = torch.nn.Linear(5, 3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=1e-6, generator=generator)
+    task = fh.Task(model, x, y, [range(i, 60, 6) for i in range(6)], x, y)
+    for policy in ("reject", "clip"):
+        history = fh.simulate("fedavg", task, k=3, rounds=10, bad_updates=policy, local=fh.LocalSGD(lr=0.5))
+        assert history.events == [] and history.loss[-1] < 1.09
+
+
+def test_a_recorded_schedule_can_be_clipped(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+    earlier = run("fedavg", task)
+    history = run("fedavg", task, schedule=earlier, bad_updates="clip", attack=fh.SignFlip(0.3, scale=1e5))
+    assert {event["event"] for event in history.events} == {"attack", "clipped"}
+    assert np.array_equal(history.clients, earlier.clients) and history.rounds == earlier.rounds

@@ -180,6 +180,9 @@ class _Line:
             return None
         if verdict.fine and self._trial.faults is None:
             self._feed.take(self._k)
+        elif not verdict.rejected and self._trial.schedule is not None:  # shortened, and nobody else has to come
+            self._feed.take(self._k)
+            arrivals, norms = self._clipped(arrivals, starts)
         else:
             taken = self._one_by_one() if self._follow_clock(verdict) else None
             if taken is None:

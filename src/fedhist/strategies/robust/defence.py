@@ -24,6 +24,12 @@ class Defence(Wrapper):
     title: ClassVar[str]
     """Its name as part of a method's name, such as ``FedHist + median``."""
 
+    def __init__(self, inner: Strategy) -> None:
+        super().__init__(inner)
+        clips = any(isinstance(each, Strategy) and each.bounds_uploads for each in self.inner.modules())
+        name = type(self).__name__
+        require(not clips, f"{name} would see uploads before they are clipped; put Private around {name}.")
+
 
 class RobustAverage(Defence):
     """A defence that replaces the weighted mean of the inner strategy, coordinate by coordinate."""
