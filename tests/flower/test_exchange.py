@@ -125,7 +125,7 @@ def test_the_deadline_counts_from_the_opening_of_the_round() -> None:
     books.reply(8, 8.0)
     assert books.full(11.9) is None
     assert books.close_round(12.0) == [8]
-    assert books.kinds == ["short round", "short round"]
+    assert books.kinds == ["judged early", "short round", "short round"]
 
 
 def test_reasons_are_kept_short(books: Books) -> None:

@@ -33,6 +33,7 @@ def screen(first: list[float], model: float = 10.0, policy: str = "reject") -> S
         ([0.3, 0.1, 0.2, 0.5, 0.4], 1e-6, 0.2),  # a short model does not matter where they are alike
         ([0.3, 0.1, 0.2, 0.5, 1e6], 1e-6, 0.1),  # nor does it make all of them too long
         ([0.0, 0.0, 0.0, 0.2, math.nan, math.inf], 10.0, 0.2),  # nor do these
+        ([0.0, 0.0, 0.0, 3e38], 10.0, 10.0),  # one alone is not enough
         ([0.0, 0.0], 10.0, 0.0),
         ([], 10.0, 0.0),
     ],

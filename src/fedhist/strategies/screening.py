@@ -127,10 +127,10 @@ class Screen:
         known = sorted(norm for norm in norms if 0 < norm < math.inf)
         if known:
             self.usual = known[(len(known) + 1) // 4]
-            if known[-1] > self.ratio * known[0] and self.model > 0:
-                # They differ too much for all to be good, and even most of them may be bad. No client determines the
-                # model's length.
-                self.usual = min(self.usual, max(self.model, known[0]))
+            shortest = known[0] if len(known) >= self.first else 0.0
+            if known[-1] > self.ratio * shortest and self.model > 0:
+                # Not all are good, and even most of them may be bad; no client determines the model's length.
+                self.usual = min(self.usual, max(self.model, shortest))
 
     def admit(self, norm: float) -> float:
         """Return the factor to multiply an upload by, 1 if its length is fine; raise :class:`Rejected` otherwise."""
