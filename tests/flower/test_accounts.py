@@ -240,7 +240,8 @@ def test_nothing_is_published_that_is_not_saved(fails: int, tmp_path: Path, monk
         run(grid, rounds=5, evaluate_fn=evaluate, on_round=lambda round_, _: done.append(round_), **options)
     grid.clock.sleep(100)
     assert sent_rounds(grid) == set(range(1, fails + 1))  # version 1 is the first model, not that of round 1
-    assert evaluated == list(range(fails)) and done == list(range(1, fails))
+    # Evaluations have a thread of their own; those that have not begun when the server stops are dropped.
+    assert evaluated == list(range(len(evaluated))) and len(evaluated) <= fails and done == list(range(1, fails))
     monkeypatch.setattr(snapshot, "write", real)
     server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=5, evaluate_fn=accuracy, **options)
     assert server.history.epsilon[-1] == gaussian_epsilon(2.0, 5, 1e-5)

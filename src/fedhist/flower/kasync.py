@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedhist.errors import FedHistError, flag, number, positive, reason, require, whole
+from fedhist.errors import FedHistError, InvalidInput, flag, number, positive, reason, require, whole
 from fedhist.flower.accounts import Accounts
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
@@ -37,6 +37,8 @@ from fedhist.strategies.fedhist import default_h
 from fedhist.strategies.screening import Rejected
 
 CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 4"
+MOST = 10**9
+"""Clients and rounds of a run, at most; tables of that length are made when one is resumed."""
 ROOM = 1000
 """Clients there is room for, at least, where `num_clients` is not given."""
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -294,6 +296,11 @@ class Session:
         if not (folder / CHECKPOINT).exists():
             return None
         tensors, state = snapshot.read(folder / CHECKPOINT, CHECKPOINT_KIND)
+        try:
+            counts = whole("expected", state["expected"], 0), whole("round", state["server"]["round"], 0)
+            require(max(counts) < MOST, "its numbers are absurd")
+        except (KeyError, TypeError, AttributeError, InvalidInput) as error:
+            raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
         for name, value in self._described().items():
             if (stored := state.get(name)) != value:
                 held = f"{folder} holds a run with {name}={stored!r}"
@@ -312,7 +319,7 @@ class Session:
             for metrics in METRICS:
                 setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
             source.begin(float(state["elapsed"]))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
             raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
         source.exchange.note(source.now, "resumed")
 
