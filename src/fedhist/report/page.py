@@ -70,7 +70,8 @@ def write_report(folders: Sequence[Path], out: Path, baseline: str | None = None
     if baseline is not None and baseline not in found.methods:
         raise unknown("baseline", baseline, found.methods)
     page = render(found, baseline)
-    require(out.is_file() or not out.exists(), f"out={out} is not a plain file.")
+    fits = out.is_file() or out.is_dir() or not out.exists()  # a folder has an error of its own
+    require(fits, f"out={out} is not a plain file.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as part:

@@ -113,8 +113,10 @@ class Server:
             f"got {getattr(update, 'shape', type(update))}.",
         )
         if self.tape is not None:
-            if self.strategy.last_seen is not None:  # as they came they are nobody else's business
-                self.tape.take(self.strategy.last_seen, arrivals.num_examples)
+            if self.strategy.bounds_uploads:  # as they came they are nobody else's business
+                seen = self.strategy.last_seen
+                require(seen is not None, f"{self.method.name} does not say which uploads may be recorded.")
+                self.tape.take(seen, arrivals.num_examples)  # type: ignore[arg-type]
             self.tape.took(update)
         self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
         return update

@@ -141,8 +141,9 @@ class Private(Wrapper):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the inner strategy's update from clipped uploads, with noise on these or on their sum."""
         self.round += 1
-        self.last_seen = self._protected(arrivals)
-        update = super().forward(replace(arrivals, deltas=self.last_seen, validate=False))
+        protected = self._protected(arrivals)
+        update = super().forward(replace(arrivals, deltas=protected, validate=False))
+        self.last_seen = protected
         weights = self.last_weights
         share = torch.ones(len(arrivals), device=update.device, dtype=torch.float64)
         if self.noise == "sum" and weights is not None:
