@@ -14,7 +14,7 @@ import pytest
 
 from tests.command.calls import contents, in_process
 
-KILLS = int(os.environ.get("FEDHIST_KILLS", "12"))
+KILLS = int(os.environ.get("FEDHIST_KILLS", "6"))
 SEED = int(os.environ.get("FEDHIST_KILL_SEED", "0"))
 COMMON = ["--clients", "12", "--k", "3", "--local-steps", "2", "--lr", "0.1"]
 COMMON += ["--checkpoint-every", "0", "--eval-every", "7", "--quiet", "--device", "cpu"]

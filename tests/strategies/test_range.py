@@ -15,14 +15,13 @@ import fedhist as fh
 from fedhist.strategies.lengths import clip_factor, clipped, in_range
 from tests.strategies.test_conformance import ALL, MAKERS, K, N, P, close, stream, updates
 
-SCALES = [1e-45, 1e-30, 1e-20, 1.0, 1e18, 1e20, 1e30, 1e37, 3e38]
+SCALES = [1e-45, 1e-20, 1e18, 1e20, 3e38]
 INNER: dict[str, Callable[[], fh.Strategy]] = {
     **{name: make for name, make in MAKERS.items() if " + " not in name and "Private" not in name},
     "FedAvg with INA": lambda: fh.FedAvg(ina=True),
 }
 AROUND: dict[str, Callable[[fh.Strategy], fh.Strategy]] = {
     "alone": lambda inner: inner,
-    "norm-clip": fh.NormClip,
     "bounded": lambda inner: fh.NormClip(inner, bound=1.0),
     "median": fh.CoordinateMedian,
     "trimmed": fh.TrimmedMean,
@@ -30,7 +29,6 @@ AROUND: dict[str, Callable[[fh.Strategy], fh.Strategy]] = {
 }
 if find_spec("dp_accounting") is not None:
     AROUND |= {
-        "private": lambda inner: fh.Private(inner, clip=1.0, noise_multiplier=0.1, seed=1),
         "private median": lambda inner: fh.Private(fh.CoordinateMedian(inner), clip=1.0, noise_multiplier=0.1, seed=1),
     }
 
