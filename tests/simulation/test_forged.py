@@ -95,7 +95,6 @@ FORGED: dict[str, tuple[str, Forger]] = {
         fact(screen={"usual": 1.0, "clients": 6, "alarmed": False, "recent": [[0, "long"]]}),
     ),
     "lengths below zero": ("fedhist", fact(screen={"usual": -1.0, "clients": 6, "alarmed": False, "recent": []})),
-    "a loss in words": ("fedhist", fact(first_loss="high")),
     "diverged in numbers": ("fedhist", fact(diverged=7)),
     "gone and nowhere else": ("fedhist", fact(left=True)),
     "no facts": ("fedhist", stored(facts=[])),

@@ -148,7 +148,7 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool 
     _write(runs, folder)
     _show(runs, folder.settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
-    _say(f"{curves} in {where}.")
+    _say(f"{curves} in {'this folder' if where == Path() else where}.")
 
 
 def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool) -> Comparison:

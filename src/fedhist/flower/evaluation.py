@@ -71,8 +71,8 @@ class Evaluations:
             if (metrics := future.result()) is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
                 accuracy, loss = _finite(metrics.get("accuracy")), _finite(metrics.get("loss"))
-                if round_ == 0:
-                    self.server.first_loss = loss
+                first = self.result.evaluate_metrics_serverapp.get(0)  # which a resumed run has from its checkpoint
+                self.server.first_loss = None if first is None else _finite(first.get("loss"))
                 if accuracy is not None and round_ > 0:
                     self.server.evaluated(round_, accuracy, loss, [], epsilon)
         for message, (_, node, since) in list(self.pending.items()):

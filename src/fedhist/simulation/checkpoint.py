@@ -21,6 +21,7 @@ from torch import Tensor
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, as_path, brief, flag, number, reason, require
 from fedhist.simulation.numerics import differences
+from fedhist.simulation.plan import Plan
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources import Simulated
 from fedhist.simulation.trial import Trial
@@ -154,8 +155,8 @@ class Checkpoints:
     ----------
     folder
         Where to save, and what to resume from if there is something; None keeps states in memory, to return to.
-    trials
-        All trials of the call, which a saved one must agree with.
+    plans
+        All trials of the call, which saved ones must agree with, and how they are carried out.
     every
         Seconds between checkpoints; 0 saves after every round, whatever it costs.
     numerics
@@ -167,13 +168,13 @@ class Checkpoints:
     def __init__(
         self,
         folder: str | Path | None,
-        trials: Sequence[Trial],
+        plans: Sequence[Plan],
         every: float,
         numerics: Sequence[dict[str, str]],
         *,
         inexact: bool = False,
     ) -> None:
-        self.folder, self.trials = None if folder is None else as_path("checkpoint", folder), trials
+        self.folder, self.plans = None if folder is None else as_path("checkpoint", folder), plans
         self._numerics, self._inexact = numerics, flag("inexact", inexact)
         self.every = number("checkpoint_every", every, 0)
         self._last, self._cost, self._failing = time.perf_counter(), 0.0, False
@@ -221,14 +222,20 @@ class Checkpoints:
             fits = state.file == file.name and len(members) == len(pairs) == len(by_run)
             require(fits, f"its name or its number of runs is not that of {brief(members)}")
             for i, description in zip(members, descriptions, strict=True):
-                if i >= len(self.trials):
-                    raise FedHistError(f"{file} holds a run that is not among these {len(self.trials)}.")
+                if i >= len(self.plans):
+                    raise FedHistError(f"{file} holds a run that is not among these {len(self.plans)}.")
                 for name, value in self._described(i).items():
                     if description.get(name) != value:
                         raise FedHistError(
                             f"{file} holds another run: {name} is {brief(description.get(name))} there and "
                             f"{brief(value)} here; use another folder."
                         )
+                plan = self.plans[i]
+                if state.kind not in (plan.kind, plan.one_by_one().kind):
+                    raise FedHistError(
+                        f"{file} was written by trainer={state.kind!r} and cannot be resumed with {plan.kind!r}; "
+                        "use the device and the trainer it was begun with."
+                    )
             state = replace(state, inexact=self._changed(file, members, numerics))
         except (KeyError, TypeError, ValueError) as error:
             raise FedHistError(f"{file} is damaged: {reason(error)}.") from error
@@ -236,13 +243,7 @@ class Checkpoints:
 
     def _changed(self, file: Path, members: Iterable[int], numerics: Sequence[Mapping[str, str]]) -> str | None:
         """Return what keeps runs from being resumed to the bit; raise unless that was asked for."""
-        pairs = list(zip(numerics, (self._numerics[i] for i in members), strict=True))
-        for there, here in pairs:
-            if there.get("trainer") != here["trainer"]:
-                raise FedHistError(
-                    f"{file} was written by trainer={there.get('trainer')!r} and cannot be resumed with "
-                    f"{here['trainer']!r}; use the device and the trainer it was begun with."
-                )
+        pairs = zip(numerics, (self._numerics[i] for i in members), strict=True)
         changed = "; ".join(dict.fromkeys(filter(None, (differences(*pair) for pair in pairs)))) or None
         if changed and not self._inexact:
             raise FedHistError(
@@ -254,7 +255,7 @@ class Checkpoints:
     def _described(self, i: int) -> dict[str, Any]:
         """Return what must be the same about a trial that is resumed."""
         if i not in self._descriptions:
-            self._descriptions[i] = described(self.trials[i])
+            self._descriptions[i] = described(self.plans[i].trial)
         return self._descriptions[i]
 
     def begin(self, runs: Sequence[Run]) -> None:

@@ -160,7 +160,7 @@ def simulate_many(
     plans = plan(trials, trainer, devices[0])
     # Before threads begin to work, since it traces models.
     computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
-    with contextlib.closing(Checkpoints(checkpoint, trials, checkpoint_every, computed_by, inexact=inexact)) as saved:
+    with contextlib.closing(Checkpoints(checkpoint, plans, checkpoint_every, computed_by, inexact=inexact)) as saved:
         tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
         if not saved.resumed:
             check_room(tapes, resumable=checkpoint is not None)
@@ -209,11 +209,6 @@ class _Engine:
         first, device = self.plans[numbers[0]], self.devices[0]
         begun = [state for state in self.saved.found() if not state.members.keys().isdisjoint(numbers)]
         for state in begun:
-            if state.kind not in (first.kind, first.one_by_one().kind):
-                raise FedHistError(
-                    f"{self.saved.folder} was written by trainer={state.kind!r} and cannot be resumed to the bit with "
-                    f"{first.kind!r}; use the device and the trainer it was begun with."
-                )
             if not {*state.members} <= {*numbers}:
                 raise FedHistError(f"{self.saved.folder} holds runs together that cannot take their rounds together.")
             if max(state.members.values()) >= len(self.devices):

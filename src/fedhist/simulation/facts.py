@@ -32,7 +32,6 @@ class Facts(BaseModel):
     events: list[Event]
     diverged: Text | None
     screen: Screened
-    first_loss: float | None
     left: bool
 
 

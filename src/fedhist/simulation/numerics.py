@@ -24,7 +24,7 @@ def numerics(plans: Sequence[Plan], device: torch.device) -> list[dict[str, str]
 
 
 def _numerics(plan: Plan, device: torch.device) -> dict[str, str]:
-    known = {"trainer": plan.trainer, "PyTorch": str(torch.__version__)}
+    known = {"PyTorch": str(torch.__version__)}
     if device.type == "cuda":
         libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
         return known | {"GPU": torch.cuda.get_device_name(device), "libraries": libraries}

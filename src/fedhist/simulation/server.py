@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedhist.errors import DivergedError, require
+from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.history import ACCOUNT, DIVERGED, Evaluation, History, check_evaluations
@@ -114,9 +114,9 @@ class Server:
         )
         if self.tape is not None:
             if self.strategy.bounds_uploads:  # as they came they are nobody else's business
-                seen = self.strategy.last_seen
-                require(seen is not None, f"{self.method.name} does not say which uploads may be recorded.")
-                self.tape.take(seen, arrivals.num_examples)  # type: ignore[arg-type]
+                if (seen := self.strategy.last_seen) is None:
+                    raise InvalidInput(f"{self.method.name} does not say which uploads may be recorded.")
+                self.tape.take(seen, arrivals.num_examples)
             self.tape.took(update)
         self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
         return update
@@ -229,7 +229,6 @@ class Server:
             "events": list(history.events),
             "diverged": None if self.diverged is None else str(self.diverged),
             "screen": self.screen.state(),
-            "first_loss": self.first_loss,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -259,7 +258,6 @@ class Server:
         history.traces, history.evaluations[:], history.events[:] = traces, evaluations, facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
         self.screen.restore(facts["screen"])
-        self.first_loss = facts["first_loss"]
 
 
 def about_recording(

@@ -238,7 +238,7 @@ class _Line:
         if isinstance(self._feed, Clock):
             return True
         if self._trial.schedule is not None:
-            reason = next(iter(verdict.rejected.values()), "it is too long")
+            reason = next(iter(verdict.rejected.values()))
             what = f"in round {self._round} an upload is bad ({reason}), and a recorded schedule has no other"
             self.server.diverge(self._round, what)
             return False
