@@ -1,5 +1,5 @@
 # The public names: __init__.py reads them from here, and so do type checkers.
-from fedhist.clients.local import LocalSGD as LocalSGD
+from fedhist.clients.local import Local as Local, LocalSGD as LocalSGD
 from fedhist.clients.objectives import Contrastive as Contrastive, CrossEntropy as CrossEntropy, Proximal as Proximal
 from fedhist.data.datasets import load_task as load_task
 from fedhist.data.models import LeNet as LeNet

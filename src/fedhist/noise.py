@@ -37,6 +37,11 @@ def keyed(*keys: Tensor | int) -> Tensor:
     return mixed
 
 
+def bits(key: Tensor, size: int, device: torch.device) -> Tensor:
+    """Return 64 random bits for each of `size` numbers, as signed integers: the same key, the same bits."""
+    return _mixed(_mixed(key.to(device)) + torch.arange(size, device=device) * _GOLDEN)
+
+
 def gaussian(keys: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return standard normal numbers, ``(*keys.shape, size)``: the same keys, the same numbers."""
     half = (size + 1) // 2

@@ -1,11 +1,12 @@
 """Many clients at once with ``torch.func``: the fast path on a GPU."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -14,13 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedhist.clients.job import Candidate, Job, Score, Trainer, identity
-from fedhist.clients.local import LocalSGD
+from fedhist.clients.job import Candidate, Job, Trainer, identity
+from fedhist.clients.local import KNOWN, Local
 from fedhist.clients.net import ModuleNet, Nets, net_key
-from fedhist.clients.objectives import Anchor, Batch, Objective, loss_of
+from fedhist.clients.objectives import Anchor, Batch, Objective, Trained, loss_of
+from fedhist.clients.optimizers import clipped, optimizer_of, why_not_flat
+from fedhist.clients.parcel import parcel_of
+from fedhist.clients.randomness import Keyed
+from fedhist.clients.scores import Score, measured
+from fedhist.data.columns import Columns, mapped, rows, tensors_of
+from fedhist.data.examples import Items, TestSet
+from fedhist.data.layout import Layout, Parameters
+from fedhist.data.losses import Loss
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, reason
 
+Plan = Sequence[NDArray[np.int64]]
+"""The example indices of each of a client's minibatches."""
 TEST_PIECE = 1000
 """Test examples on which all models are evaluated at a time, at most."""
 
@@ -47,46 +58,80 @@ def _kernels(device: torch.device) -> Callable[[], AbstractContextManager[object
     return ManyImages
 
 
-def descend(
-    net: ModuleNet,
-    local: LocalSGD,
-    objective: Objective,
-    lr: float | Tensor,
-    received: Tensor,
-    previous: Tensor,
-    has_previous: Tensor,
-    batches: tuple[Tensor, Tensor],
-    data: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Return the uploads of M clients that train side by side, ``(M, P)``.
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Clients that train side by side: M of them, with the same model, objective and local work."""
 
-    The models that clients were sent, `received`, and their last local models, `previous`, are ``(M, P)``;
-    `has_previous`, ``(M,)``, is 1 for clients that have one. The learning rate may be ``(M, 1)``. `batches` are example
-    indices ``(M, steps, batch)`` and their weights, 0 for padding; `data` are all training inputs and labels.
+    net: ModuleNet
+    local: Local
+    objective: Objective
+    loss: Loss
+    lr: float | Tensor
+    """One for all, or ``(M, 1)``."""
+    version: Tensor
+    """``(M, version width)``: what they were sent."""
+    previous: Tensor
+    """``(M, P)``: what they kept from their last training."""
+    has_previous: Tensor
+    """``(M,)``: 1 for clients that have kept something."""
+    keys: Tensor | None
+    """``(M,)``: the keys of random numbers, where the model draws some."""
+    weight: Tensor
+    """``(M, steps, batch)``: the weights of examples, 0 for padding."""
+
+
+def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Tensor:
+    """Return what clients send that train side by side, ``(M, row width)``.
+
+    `examples` gives the inputs and targets of all clients' minibatches in a step.
     """
-    (index, weight), (x, y) = batches, data
+    net, objective, layout = side.net, side.objective, side.net.layout
+    parcel, size = parcel_of(layout, objective), layout.size
+    mail = parcel.mail_of(side.version)
 
-    def loss(flat: Tensor, received: Tensor, previous: Tensor, has_previous: Tensor, *batch: Tensor) -> Tensor:
-        anchor = Anchor(net.layout, received, previous, has_previous)
-        return loss_of(objective, net, net.layout.unflatten(flat), anchor, Batch(*batch))
+    def loss(
+        flat: Tensor, rest: Tensor, own: dict[str, Tensor], x: Columns, y: Tensor, weight: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        rest = rest.clone()  # training changes statistics in place
+        params = layout.unflatten(flat) | _statistics(layout, rest)
+        anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
+        batch = Batch(x, y, side.loss, weight)
+        with Keyed(own["key"]) if "key" in own else nullcontext() as draws:
+            if draws is not None:
+                draws.step(step)
+            return loss_of(objective, net, params, anchor, batch), rest
 
-    gradient = vmap(grad(loss))
-    flat, velocity = received, torch.zeros_like(received) if local.momentum else None
+    own = {"version": side.version, "previous": side.previous, "has_previous": side.has_previous}
+    own |= {name: each for name, each in (("mail", mail), ("key", side.keys)) if each is not None}
+    optimizer = optimizer_of(side.local)
+    flat, rest = side.version[:, :size], side.version[:, size : layout.width]
     net.module.train()
     with torch.enable_grad():
-        for step in range(index.shape[1]):
-            examples, share = index[:, step], weight[:, step]
-            g = gradient(flat, received, previous, has_previous, x[examples], y[examples], share)
-            if local.weight_decay:
-                g = g + local.weight_decay * flat
-            if velocity is not None:
-                g = velocity = local.momentum * velocity + g
+        for step in range(side.weight.shape[1]):
+            (x, y), share = examples(step), side.weight[:, step]
+            gradient = vmap(grad(partial(loss, step=step), has_aux=True), randomness="error")
+            g, moved = gradient(flat, rest, own, x, y, share)
+            g, moved = g.detach(), moved.detach()
+            if side.local.clip_norm is not None:
+                g = clipped(g, side.local.clip_norm)
             working = (share.sum(dim=1) > 0)[:, None]  # clients that have this many steps
-            flat = torch.where(working, flat - lr * g, flat)
-    return received - flat
+            flat = torch.where(working, optimizer.step(flat, g, side.lr), flat)
+            rest = torch.where(working, moved, rest)
+    rows = side.version.new_empty((len(flat), parcel.row_width))
+    steps = (side.weight.sum(dim=2) > 0).sum(dim=1)[:, None]
+    received, known = side.version[:, :size], side.has_previous[:, None]
+    work = Trained(received, flat, side.previous, known, mail, steps, side.lr)
+    parcel.write(rows, work, side.version, torch.cat([flat, rest], dim=1) if layout.statistics else flat)
+    return rows
 
 
-def padded(plans: Sequence[Sequence[NDArray[np.int64]]], steps: int, size: int) -> tuple[Tensor, Tensor]:
+def _statistics(layout: Layout, rest: Tensor) -> Parameters:
+    """Return views of statistics under their names."""
+    parts = torch.split(rest, [math.prod(shape) for shape in layout.statistics.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(layout.statistics.items(), parts, strict=True)}
+
+
+def padded(plans: Sequence[Plan], steps: int, size: int) -> tuple[Tensor, Tensor]:
     """Return example indices ``(M, steps, size)`` and their weights, 0 where a plan is shorter."""
     index = np.empty((len(plans), steps, size), np.int64)
     weight = np.zeros((len(plans), steps, size))
@@ -99,22 +144,20 @@ def padded(plans: Sequence[Sequence[NDArray[np.int64]]], steps: int, size: int) 
 
 
 def evaluate(
-    task: Task, net: ModuleNet, models: Tensor, piece: int = TEST_PIECE, limit: int | None = None
+    task: Task, net: ModuleNet, models: Tensor, test: TestSet, piece: int = TEST_PIECE, limit: int | None = None
 ) -> list[Score]:
-    """Evaluate all models, ``(runs, P)``, at once, on pieces of the test set or of its first `limit` examples."""
-    _, _, x, y = (tensor[:limit] for tensor in task.on(models.device))
+    """Evaluate all models, ``(runs, width)``, at once, on pieces of a test set or of its first `limit` examples."""
+    x, y, owner = test.on(models.device)
     net.module.eval()
-    classes, runs = task.num_classes, len(models)
-    loss = torch.zeros(runs, dtype=torch.float64, device=models.device)
-    correct = torch.zeros(runs, classes, dtype=torch.int64, device=models.device)
     predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
+    scores: list[Score] = []
     with torch.no_grad():
-        for inputs, labels in zip(torch.split(x, piece), torch.split(y, piece), strict=True):
-            logits, expected = predict(models, inputs), labels.expand(runs, -1)  # (runs, examples, classes)
-            loss += F.cross_entropy(logits.transpose(1, 2), expected, reduction="none").double().sum(dim=1)
-            correct.scatter_add_(1, expected, (logits.argmax(dim=2) == labels).long())
-    total = torch.bincount(y, minlength=classes).cpu().numpy()
-    return [Score(each, right, total) for each, right in zip(loss.tolist(), correct.cpu().numpy(), strict=True)]
+        for at in range(0, len(y) if limit is None else min(limit, len(y)), piece):
+            part = slice(at, min(at + piece, len(y) if limit is None else limit))
+            outputs = predict(models, rows(x, part))
+            found = measured(task, outputs, y[part], None if owner is None else owner[part], test.groups)
+            scores = [a + b for a, b in zip(scores, found, strict=True)] if scores else found
+    return scores
 
 
 class BatchedTrainer(Trainer):
@@ -126,44 +169,99 @@ class BatchedTrainer(Trainer):
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Write each job's upload into its row."""
         alike: dict[tuple[object, ...], list[int]] = {}
+        plans = [job.batches() for job in jobs]
         for i, job in enumerate(jobs):
-            work = replace(job.local, lr=1.0), identity(job.objective)
-            alike.setdefault((job.task, *net_key(job.task, job.seed), *work), []).append(i)
+            key = job.task, *net_key(job.task, job.seed), *together(job.local, job.objective)
+            if job.task.layout.statistics:  # which padding would change
+                key += tuple(len(batch) for batch in plans[i])
+            alike.setdefault(key, []).append(i)
         for members in alike.values():
-            for i, upload in zip(members, self._uploads([jobs[i] for i in members]), strict=True):
+            uploads = self._uploads([jobs[i] for i in members], [plans[i] for i in members])
+            for i, upload in zip(members, uploads, strict=True):
                 rows[i].copy_(upload)
         return []
 
-    def _uploads(self, jobs: Sequence[Job]) -> Tensor:
+    def _uploads(self, jobs: Sequence[Job], plans: Sequence[Plan]) -> Tensor:
         """Return the uploads of clients that share data, model, objective and local work but for the learning rate."""
-        first, plans = jobs[0], [job.batches() for job in jobs]
-        received = torch.stack([job.received for job in jobs])
-        previous = torch.stack([job.received if job.previous is None else job.previous for job in jobs])
+        first, task = jobs[0], jobs[0].task
+        version = torch.stack([job.received for job in jobs])
+        start = version[:, : task.layout.size]
+        if first.objective.uses_previous:
+            start = torch.stack([job.received[: start.shape[1]] if job.previous is None else job.previous for job in jobs])
         known, lr = (
-            torch.tensor(each, dtype=received.dtype, device=self.device)
-            for each in ([float(job.previous is not None) for job in jobs], [[job.local.lr] for job in jobs])
+            torch.tensor(each, dtype=version.dtype, device=self.device)
+            for each in ([float(job.previous is not None) for job in jobs], [[job.lr] for job in jobs])
         )
+        rates = {job.lr for job in jobs}
+        keys = torch.tensor([job.key for job in jobs], device=self.device) if task.is_random else None
         index, weight = padded(plans, max(map(len, plans)), max(len(batch) for plan in plans for batch in plan))
-        batches = index.to(self.device), weight.to(self.device, received.dtype)
-        x, y, _, _ = first.task.on(self.device)
-        net = self._nets.of(first.task, first.seed)
+        side = Side(
+            self._nets.of(task, first.seed),
+            first.local,
+            first.objective,
+            task.loss,
+            lr if len(rates) > 1 else rates.pop(),
+            version,
+            start,
+            known,
+            keys,
+            weight.to(self.device, version.dtype),
+        )
         with fast_kernels(self.device):
-            return descend(net, first.local, first.objective, lr, received, previous, known, batches, (x, y))
+            if isinstance(task.x, Items):
+                fetched = [_fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)]
+                return descend(side, lambda step: _stacked([each[min(step, len(each) - 1)] for each in fetched]))
+            return descend(side, from_table(task.on(self.device), index.to(self.device)))
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
-        """Evaluate each model on its task's test set."""
+        """Evaluate each model on its test set."""
         with fast_kernels(self.device):
-            return [evaluate(task, self._nets.of(task, seed), model[None])[0] for task, seed, model in models]
+            return [evaluate(task, self._nets.of(task, seed), model[None], test)[0] for task, seed, model, test in models]
 
 
-def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:
+def together(local: Local, objective: Objective) -> tuple[object, ...]:
+    """Return what clients must have in common to train side by side: all of their work but the learning rate."""
+    name, _ = local.parsed
+    if name not in KNOWN:  # PyTorch's own optimizers have one rate
+        return local, identity(objective)
+    return replace(local, lr=1.0, schedule="constant"), identity(objective)
+
+
+def from_table(data: tuple[Columns, Tensor], index: Tensor) -> Callable[[int], tuple[Columns, Tensor]]:
+    """Return a function from a step to its examples, by their indices ``(M, steps, batch)`` in tables."""
+    x, y = data
+    return lambda step: (rows(x, index[:, step]), y[index[:, step]])
+
+
+def _fetched(job: Job, plan: Plan, shape: Sequence[int], device: torch.device) -> list[Batch]:
+    """Return a client's minibatches, each padded with its first example."""
+    _, size = shape
+    fill = [torch.cat([torch.arange(len(batch)), torch.zeros(size - len(batch), dtype=torch.int64)]) for batch in plan]
+    own = zip(job.minibatches(torch.device("cpu")), fill, strict=True)
+    return [Batch(mapped(rows(b.x, f), lambda each: each.to(device)), b.y[f].to(device)) for b, f in own]
+
+
+def _stacked(batches: Sequence[Batch]) -> tuple[Columns, Tensor]:
+    """Return the minibatches of many clients, side by side."""
+    parts = [tensors_of(batch.x) for batch in batches]
+    columns = iter([torch.stack(each) for each in zip(*parts, strict=True)])
+    return mapped(batches[0].x, lambda _: next(columns)), torch.stack([batch.y for batch in batches])
+
+
+def why_not_batched(task: Task, local: Local, objective: Objective, device: torch.device) -> str | None:
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
+    if local.loop is not None:
+        return f"{getattr(local.loop, '__name__', 'the training loop')} trains one module at a time"
+    if (reason_ := why_not_flat(local)) is not None:
+        return reason_
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch an LSTM
-            plain, with_padding = (_try_batch(task, objective, device, 2, 2, padding) for padding in (0, 1))
+            padding = 0 if task.layout.statistics else 1
+            plain, with_padding = (_try_batch(task, objective, device, 2, 2, each) for each in (0, padding))
             net = Nets(device).of(task, 0)
-            evaluate(task, net, task.layout.flatten(net.module).repeat(2, 1), limit=2)
+            models = task.layout.flatten(net.module).repeat(2, 1)
+            evaluate(task, net, models, task.test, limit=2)
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -172,7 +270,7 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device) -> s
     if torch.allclose(plain, with_padding, rtol=1e-3, atol=1e-6 * scale, equal_nan=True):
         return None
     name = type(objective).__name__
-    return f"{name} counts the padding of clients with less data; use batch.mean() or batch.cross_entropy()"
+    return f"{name} counts the padding of clients with less data; use batch.mean() or batch.loss()"
 
 
 def bytes_per_client(task: Task, objective: Objective, batch: int, device: torch.device) -> int:
@@ -192,13 +290,17 @@ def _try_batch(
 ) -> Tensor:
     """Let some clients take one step together on the first examples; return their uploads."""
     net = Nets(device).of(task, 0)
-    x, y, _, _ = task.on(device)
-    received = task.layout.flatten(net.module).repeat(clients, 1)
-    previous, known = received.roll(1, dims=1), torch.ones_like(received[:, 0])  # another model of the same size
-    examples = torch.arange(batch) % len(task.y)
-    index = torch.cat([examples, examples[:1].repeat(padding)]).repeat(clients, 1, 1).to(device)
-    weight = torch.full(index.shape, 1 / batch, dtype=received.dtype, device=device)
+    model, parcel = task.layout.flatten(net.module), parcel_of(task.layout, objective)
+    version = torch.cat([model, model.new_zeros(parcel.version_width - len(model))]).repeat(clients, 1)
+    start = version[:, : task.layout.size]
+    previous, known = start.roll(1, dims=1), torch.ones_like(start[:, 0])  # another model of the same size
+    x, y = task.first(batch)
+    index = torch.arange(batch) % len(y)
+    index = torch.cat([index, index[:1].repeat(padding)]).repeat(clients, 1, 1).to(device)
+    weight = torch.full(index.shape, 1 / batch, dtype=version.dtype, device=device)
     weight[:, :, batch:] = 0
-    work, batches = LocalSGD(lr=1.0), (index, weight)
+    keys = torch.arange(clients, device=device) if task.is_random else None
+    side = Side(net, Local(lr=1.0), objective, task.loss, 1.0, version, previous, known, keys, weight)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), fast_kernels(device):
-        return descend(net, work, objective, 1.0, received, previous, known, batches, (x, y))
+        table = mapped(x, lambda each: each.to(device)), y.to(device)
+        return descend(side, from_table(table, index))

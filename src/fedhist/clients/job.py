@@ -1,18 +1,22 @@
 """One client's training, and what trainers make of it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.clients.local import LocalSGD
-from fedhist.clients.objectives import Objective
+from fedhist.clients.local import Local
+from fedhist.clients.objectives import Batch, Objective
+from fedhist.clients.scores import Score
+from fedhist.data.columns import mapped, rows
+from fedhist.data.examples import Items, TestSet
 from fedhist.data.task import Task
 from fedhist.streams import Stream
 
@@ -21,24 +25,49 @@ from fedhist.streams import Stream
 class Job:
     """Train one client from the version it received.
 
-    The batches follow from (seed, client, version) alone, so they are the same for all methods, trainers and machines.
+    The batches, and all random numbers, follow from (seed, client, version) alone, so they are the same for all
+    methods, trainers and machines.
     """
 
     task: Task
-    local: LocalSGD
+    local: Local
     objective: Objective
     seed: int
     client: int
     version: int
+    rounds: int
+    """How many rounds the run has, which a schedule of learning rates needs."""
     received: Tensor
-    """``(P,)``: the model version that the client was sent."""
+    """The model version that the client was sent, with its statistics and what the server sent along."""
     previous: Tensor | None
-    """``(P,)``: the client's own last local model, where the objective uses it and there is one."""
+    """``(P,)``: what the client kept from its last training, where the objective uses it and there is something."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self.local.rate(self.client, self.version, self.rounds)
+
+    @property
+    def key(self) -> int:
+        """The key of random numbers that are drawn in training, as dropout does."""
+        return _stream(threading.get_ident(), self.seed, "dropout").integer(self.client, self.version)
 
     def batches(self) -> list[NDArray[np.int64]]:
         """Return the indices of the examples in each minibatch."""
-        rng = _stream(threading.get_ident(), self.seed).at(self.client, self.version)
+        rng = _stream(threading.get_ident(), self.seed, "batches").at(self.client, self.version)
         return self.local.batches(self.task.client(self.client), rng)
+
+    def minibatches(self, device: torch.device) -> Iterator[Batch]:
+        """Return the minibatches themselves, one after the other."""
+        task = self.task
+        for step, examples in enumerate(self.batches()):
+            if isinstance(task.x, Items):
+                x, y = task.x.fetch(examples, self.key + step)
+                yield Batch(mapped(x, lambda each: each.to(device)), y.to(device), task.loss)
+            else:
+                x, y = task.on(device)
+                index = torch.from_numpy(examples).to(device)
+                yield Batch(rows(x, index), y[index], task.loss)
 
 
 def identity(thing: object) -> object:
@@ -50,45 +79,18 @@ def identity(thing: object) -> object:
     return thing
 
 
-@lru_cache(maxsize=256)
-def _stream(thread: int, seed: int) -> Stream:  # noqa: ARG001 (threads must not share a stream)
-    return Stream(seed, "batches")
-
-
-@dataclass(frozen=True)
-class Score:
-    """How well a model does on some examples: the sum of their losses, and how many of each class are correct."""
-
-    total_loss: float
-    correct: NDArray[np.int64]
-    total: NDArray[np.int64]
-
-    def __add__(self, other: Self) -> Self:
-        """Return the score on the examples of both."""
-        return type(self)(self.total_loss + other.total_loss, self.correct + other.correct, self.total + other.total)
-
-    @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return self.total_loss / int(self.total.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """The share of examples that are classified correctly."""
-        return float(self.correct.sum() / self.total.sum())
-
-    @property
-    def per_class(self) -> list[float | None]:
-        """The accuracy on each class; None for a class without examples."""
-        return [c / n if n else None for c, n in zip(self.correct.tolist(), self.total.tolist(), strict=True)]
+@lru_cache(maxsize=512)
+def _stream(thread: int, seed: int, name: str) -> Stream:  # noqa: ARG001 (threads must not share a stream)
+    return Stream(seed, name)
 
 
 class Candidate(NamedTuple):
-    """A model to be evaluated: its task, its seed, and its parameters ``(P,)``."""
+    """A model to be evaluated: its task and seed, its parameters and statistics, and what it is tested on."""
 
     task: Task
     seed: int
     model: Tensor
+    test: TestSet
 
 
 class Trainer(Protocol):
@@ -98,13 +100,13 @@ class Trainer(Protocol):
     """Whether jobs run in the background, one by one, so that those of later rounds can be started early."""
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
-        """Start to write each job's upload `w_received - w_local` into its row.
+        """Start to write each job's upload into its row: `w_received - w_local`, statistics, and what is sent along.
 
         Returns one future for each job, in order, or nothing if all is done already.
         """
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
-        """Evaluate each model on its task's test set."""
+        """Evaluate each model on its test set."""
 
     def close(self) -> None:
         """Release threads and memory, if it holds any."""

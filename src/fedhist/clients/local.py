@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from fedhist.errors import number, rate, require, whole
-from fedhist.options import documented, option
+from fedhist.clients.schedules import Schedule, as_schedule
+from fedhist.errors import InvalidInput, brief, flag, number, positive, rate, require, unknown, whole
+from fedhist.options import documented, option, parse_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,26 +18,53 @@ if TYPE_CHECKING:
 PANEL = "Local work"
 MOST_STEPS = 1_000_000
 """The most steps or epochs: a larger number is taken for a mistake, since the run would never end."""
+KNOWN = ("sgd", "adam", "adamw")
+"""Optimizers that all trainers have; any other is PyTorch's own, by the name of its class."""
 
 
 @documented
 @dataclass(frozen=True)
-class LocalSGD:
-    """Local SGD on minibatches, for a number of steps or of epochs.
+class Local:
+    """Local training on minibatches, for a number of steps or of epochs.
 
-    The last batch of a pass over a client's data may be smaller. Momentum and weight decay are those of
-    ``torch.optim.SGD``; momentum starts at zero with every upload.
+    The last batch of a pass over a client's data may be smaller. Optimizers are those of ``torch.optim``, and begin
+    anew with every upload. `lr` may be a list with the rate of each client. `loop` is a function that trains in its own
+    way, called as ``loop(module, batches, received=…, client=…)``: it changes the module, and the batches follow from
+    the options here.
     """
 
-    lr: float = option(0.01, "The clients' learning rate.", PANEL, default_text="what suits the data set")
+    lr: float | Sequence[float] = option(
+        0.01, "The clients' learning rate.", PANEL, default_text="what suits the data set"
+    )
     steps: int = option(1, "Minibatch steps per upload.", PANEL, name="local_steps")
     batch_size: int = option(32, "Examples per minibatch.", PANEL)
     epochs: int | None = option(None, "Passes over a client's data per upload, instead of steps.", PANEL)
     momentum: float = option(0.0, "Momentum of local SGD.", PANEL)
-    weight_decay: float = option(0.0, "Weight decay of local SGD.", PANEL)
+    weight_decay: float = option(0.0, "Weight decay of the optimizer.", PANEL)
+    optimizer: str = option(
+        "sgd",
+        "sgd, adam, adamw or any class of torch.optim, with options as in adamw:betas=[0.9,0.95].",
+        PANEL,
+    )
+    nesterov: bool = option(False, "Nesterov's momentum.", PANEL)
+    clip_norm: float | None = option(None, "Largest norm of a minibatch's gradient; longer ones are scaled.", PANEL)
+    schedule: str | Callable[[int], float] = option(
+        "constant",
+        "How the learning rate follows the round: constant, cosine, step or linear, with options as in "
+        "step:every=100,by=0.1 or cosine:warmup=20.",
+        PANEL,
+        name="lr_schedule",
+    )
+    loop: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        rate("lr", self.lr)
+        rates = self.lr if isinstance(self.lr, Sequence) and not isinstance(self.lr, str) else None
+        if rates is not None or hasattr(self.lr, "tolist"):
+            given: Any = self.lr
+            object.__setattr__(self, "lr", tuple(rate("lr", each) for each in given))
+            require(len(self.lr) > 0, "lr must name a rate for each client.")  # type: ignore[arg-type]
+        else:
+            rate("lr", self.lr)
         whole("batch_size", self.batch_size, 1)
         for name in ("steps", "epochs"):
             if (value := getattr(self, name)) is not None or name == "steps":
@@ -42,6 +72,53 @@ class LocalSGD:
         if number("weight_decay", self.weight_decay, 0) > 0:
             rate("weight_decay", self.weight_decay)
         require(0 <= number("momentum", self.momentum) < 1, f"momentum must lie in [0, 1), got {self.momentum}.")
+        if self.clip_norm is not None:
+            positive("clip_norm", self.clip_norm)
+        fits = not flag("nesterov", self.nesterov) or self.momentum > 0
+        require(fits, "nesterov needs a momentum above 0.")
+        require(isinstance(self.optimizer, str), f"optimizer must be a name, got {brief(self.optimizer)}.")
+        name, options = self.parsed
+        if name != "sgd":
+            require(self.momentum == 0, f"momentum is an option of sgd, not of {name}.")
+        if name not in KNOWN:
+            self._check_own(name)
+        else:
+            known = {"sgd": (), "adam": ("betas", "eps"), "adamw": ("betas", "eps")}[name]
+            for key in options:
+                if key not in known:
+                    raise unknown(f"option of {name}", key, known)
+            _check_moments(name, options)
+        self.factors  # noqa: B018 (raises if the schedule is not one)
+        require(self.loop is None or callable(self.loop), f"loop must be a function, got {brief(self.loop)}.")
+
+    @staticmethod
+    def _check_own(name: str) -> None:
+        from torch import optim  # noqa: PLC0415 (heavy)
+
+        known = {each.lower() for each, kind in vars(optim).items() if isinstance(kind, type)} - {"optimizer"}
+        if name not in known:
+            raise unknown("optimizer", name, known)
+
+    @cached_property
+    def parsed(self) -> tuple[str, dict[str, Any]]:
+        """The optimizer's name and its options."""
+        name, _, text = self.optimizer.partition(":")
+        return name.strip().lower(), parse_options("optimizer", self.optimizer, text)
+
+    @cached_property
+    def factors(self) -> Schedule:
+        """The schedule as a function of the round and the number of rounds."""
+        return as_schedule(self.schedule)
+
+    def rate(self, client: int, version: int, rounds: int) -> float:
+        """Return the learning rate of a client that was sent a version, in a run of so many rounds."""
+        own = self.lr[client] if isinstance(self.lr, tuple) else self.lr
+        return float(own) * self.factors(version, rounds)  # type: ignore[arg-type]
+
+    @property
+    def one_rate(self) -> bool:
+        """Whether all clients have the same learning rate in all rounds."""
+        return not isinstance(self.lr, tuple) and self.schedule == "constant"
 
     def steps_for(self, num_examples: int) -> int:
         """Return how many minibatches a client with this many examples processes per upload."""
@@ -56,3 +133,27 @@ class LocalSGD:
             starts = range(0, len(examples), self.batch_size)[: wanted - len(plan)]
             plan += [shuffled[start : start + self.batch_size] for start in starts]
         return plan
+
+
+class LocalSGD(Local):
+    """Local SGD: :class:`Local` with its first options."""
+
+
+def as_local(given: Local | Callable[..., Any] | None, lr: float | None) -> Local:
+    """Return the local work that is meant: a function is a loop that passes over a client's data once."""
+    if given is None:
+        return Local() if lr is None else Local(lr=lr)
+    if isinstance(given, Local):
+        return given
+    if not callable(given) or isinstance(given, type):
+        raise InvalidInput(f"local must be a fedhist.Local or a function that trains a module, got {brief(given)}.")
+    return Local(loop=given, epochs=1)
+
+
+def _check_moments(name: str, options: dict[str, Any]) -> None:
+    betas = options.get("betas", (0.9, 0.999))
+    fits = isinstance(betas, (list, tuple)) and len(betas) == 2
+    require(fits, f"betas of {name} must be two numbers, got {brief(betas)}.")
+    for beta in betas:
+        require(0 <= number("betas", beta) < 1, f"betas of {name} must lie in [0, 1), got {beta}.")
+    positive("eps", options.get("eps", 1e-8))

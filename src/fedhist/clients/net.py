@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhist.data.columns import Columns, applied, arguments
 from fedhist.data.layout import Layout, Parameters
 from fedhist.data.task import Task
 from fedhist.errors import require
@@ -19,15 +20,15 @@ class ModuleNet:
         self.module, self.layout = module, layout
         self.own: Parameters = {n: p for n, p in module.named_parameters() if n in layout.shapes}
 
-    def __call__(self, params: Parameters, x: Tensor) -> Tensor:
-        """Return the logits."""
+    def __call__(self, params: Parameters, x: Columns) -> Tensor:
+        """Return the outputs."""
         # The module's own parameters need no functional_call, which takes as long as a small layer.
         if params is self.own:
-            return self.module(x)  # type: ignore[no-any-return]
-        return functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
+            return applied(self.module, x)  # type: ignore[no-any-return]
+        return functional_call(self.module, params, *arguments(x))  # type: ignore[no-any-return]
 
-    def features(self, params: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the penultimate features: the input of the linear layer that is called last."""
+    def features(self, params: Parameters, x: Columns) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the penultimate features: the input of the linear layer that is called last."""
         seen: list[Tensor] = []
 
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:

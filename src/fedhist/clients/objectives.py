@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhist.clients.net import ModuleNet
+from fedhist.data.columns import Columns
 from fedhist.data.layout import Layout, Parameters
+from fedhist.data.losses import Loss, cross_entropy
 from fedhist.errors import InvalidInput, number, positive
 
 
@@ -16,10 +18,16 @@ class Anchor:
     """The models that a client keeps while it trains."""
 
     def __init__(
-        self, layout: Layout, received: Tensor, previous: Tensor | None, has_previous: Tensor | None = None
+        self,
+        layout: Layout,
+        received: Tensor,
+        previous: Tensor | None,
+        has_previous: Tensor | None = None,
+        mail: Tensor | None = None,
     ) -> None:
-        self._layout, self._received = layout, received
-        self._previous = received if previous is None else previous
+        self._layout, self._received = layout, received[: layout.size]
+        self._previous = self._received if previous is None else previous
+        self._mail = mail
         self.has_previous = float(previous is not None) if has_previous is None else has_previous
         """1 for a client that has trained before, else 0."""
 
@@ -30,34 +38,65 @@ class Anchor:
 
     @cached_property
     def previous(self) -> Parameters:
-        """The client's own last local model; without one, the model it was sent."""
+        """What the client kept from its last training, its local model by default; before, the model it was sent."""
         return self._layout.unflatten(self._previous)
+
+    @cached_property
+    def mail(self) -> Parameters:
+        """What the server's strategy has sent along with the model, where the objective has ``uses_mail``."""
+        if self._mail is None:
+            raise InvalidInput("anchor.mail is there only for an objective with uses_mail = True.")
+        return self._layout.unflatten(self._mail)
+
+
+class Trained(NamedTuple):
+    """A client's finished training as flat vectors ``(P,)``, or those of many clients side by side, ``(M, P)``."""
+
+    received: Tensor
+    local: Tensor
+    previous: Tensor
+    """What the client had kept from its last training; without one, the model it was sent."""
+    has_previous: Tensor | float
+    """1 for a client that has trained before, else 0; of many clients ``(M, 1)``."""
+    mail: Tensor | None
+    """What the server has sent along."""
+    steps: Tensor | int
+    """How many steps were taken."""
+    lr: Tensor | float
 
 
 class Batch(NamedTuple):
     """One minibatch; `weight` sums to 1 over the real examples and is 0 for padding, None is uniform."""
 
-    x: Tensor
+    x: Columns
     y: Tensor
+    criterion: Loss = cross_entropy
+    """The task's loss, one value an example."""
     weight: Tensor | None = None
 
     def mean(self, per_example: Tensor) -> Tensor:
         """Return the mean over the real examples."""
         return per_example.mean() if self.weight is None else (per_example * self.weight).sum()
 
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the mean of the task's loss over the real examples."""
+        return self.mean(self.criterion(outputs, self.y))
+
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the real examples."""
-        if self.weight is None:
-            return F.cross_entropy(logits, self.y)
-        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+        """Return the mean cross-entropy over the real examples, whatever the task's loss is."""
+        return self.mean(cross_entropy(logits, self.y))
 
 
 class Objective(Protocol):
-    """A client's loss on one batch; with ``branch_free = True``, as in a strategy, a CUDA graph can capture it."""
+    """A client's loss on one batch; with ``branch_free = True``, as in a strategy, a CUDA graph can capture it.
+
+    With ``uses_mail = True`` a client is sent a vector with the model, the strategy's ``mail``, and sends one along with
+    its upload. What it sends and keeps is then what ``trained(work: Trained) -> (kept, mail)`` returns.
+    """
 
     @property
     def uses_previous(self) -> bool:
-        """Whether it needs the client's own last local model."""
+        """Whether a client keeps a vector from one training to the next: its local model, or what ``trained`` says."""
 
     def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
         """Return the scalar loss."""
@@ -73,9 +112,35 @@ def loss_of(objective: Objective, net: ModuleNet, params: Parameters, anchor: An
     return loss
 
 
+def uses_mail(objective: Objective) -> bool:
+    """Whether clients and server send a vector along with models and uploads."""
+    return bool(getattr(objective, "uses_mail", False))
+
+
+def outcome(objective: Objective, work: Trained) -> tuple[Tensor, Tensor | None]:
+    """Return what a client keeps after its training, and what it sends along."""
+    finish = getattr(objective, "trained", None)
+    if finish is None:
+        return work.local, None
+    kept, mail = finish(work)
+    return kept, mail
+
+
+@dataclass(frozen=True)
+class TaskLoss:
+    """The task's own loss."""
+
+    uses_previous: ClassVar[bool] = False
+    branch_free: ClassVar[bool] = True
+
+    def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
+        """Return the mean loss of the batch."""
+        return batch.loss(net(params, batch.x))
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Plain cross-entropy."""
+    """Plain cross-entropy, whatever the task's loss is."""
 
     uses_previous: ClassVar[bool] = False
     branch_free: ClassVar[bool] = True
@@ -101,16 +166,16 @@ class Proximal:
         number("mu", self.mu, 0)
 
     def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
-        """Return cross-entropy plus `μ/2·‖w - w_received‖²`."""
-        pull = sum((params[name] - anchor.received[name]).square().sum() for name in params)
-        return batch.cross_entropy(net(params, batch.x)) + self.mu / 2 * pull
+        """Return the task's loss plus `μ/2·‖w - w_received‖²`."""
+        pull = sum((params[name] - value).square().sum() for name, value in anchor.received.items())
+        return batch.loss(net(params, batch.x)) + self.mu / 2 * pull
 
 
 @dataclass(frozen=True)
 class Contrastive:
     """MOON (Li, He and Song, CVPR 2021, Eq. 3): features near the received model's, far from the last ones.
 
-    A client that has not trained before has no last model and uses plain cross-entropy.
+    A client that has not trained before has no last model and uses the task's loss alone.
     """
 
     mu: float = 1.0
@@ -123,7 +188,7 @@ class Contrastive:
         positive("temperature", self.temperature)
 
     def __call__(self, net: ModuleNet, params: Parameters, anchor: Anchor, batch: Batch) -> Tensor:
-        """Return `CE + μ·CE([cos(z, z_received), cos(z, z_previous)]/T, 0)`."""
+        """Return `loss + μ·CE([cos(z, z_received), cos(z, z_previous)]/T, 0)`."""
         logits, z = net.features(params, batch.x)
         _, z_received = net.features(anchor.received, batch.x)
         _, z_previous = net.features(anchor.previous, batch.x)
@@ -131,4 +196,4 @@ class Contrastive:
         far = F.cosine_similarity(z, z_previous.detach(), dim=1)
         # -log(exp(a)/(exp(a) + exp(b))) = softplus(b - a)
         contrast = batch.mean(F.softplus((far - near) / self.temperature))
-        return batch.cross_entropy(logits) + anchor.has_previous * self.mu * contrast
+        return batch.loss(logits) + anchor.has_previous * self.mu * contrast

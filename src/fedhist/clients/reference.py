@@ -1,19 +1,26 @@
-"""One client at a time with ``torch.optim``: slow and obvious, for comparison and for models with dropout."""
+"""One client at a time with ``torch.optim``: slow and obvious, for comparison and for training loops of one's own."""
 
-from collections.abc import Sequence
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import reduce
 from operator import add
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedhist.clients.job import Candidate, Job, Score, Trainer
+from fedhist.clients.job import Candidate, Job, Trainer
 from fedhist.clients.net import ModuleNet, Nets
-from fedhist.clients.objectives import Anchor, Batch, loss_of
+from fedhist.clients.objectives import Anchor, Trained, loss_of
+from fedhist.clients.optimizers import torch_optimizer
+from fedhist.clients.parcel import parcel_of
+from fedhist.clients.randomness import Keyed
+from fedhist.clients.scores import Score, measured
+from fedhist.data.columns import Columns, rows
+from fedhist.data.layout import Layout
 from fedhist.data.task import Task
-from fedhist.streams import Stream
+from fedhist.errors import InvalidInput, reason, require
 
 TEST_BATCH = 500
 """Test examples that are evaluated at a time."""
@@ -29,49 +36,109 @@ class ReferenceTrainer(Trainer):
         """Write each job's upload into its row."""
         cuda = [self.device] if self.device.type == "cuda" else []
         for job, row in zip(jobs, rows, strict=True):
-            with torch.random.fork_rng(devices=cuda, enabled=job.task.is_random), torch.enable_grad():
-                if job.task.is_random:
-                    torch.manual_seed(Stream(job.seed, "dropout").integer(job.client, job.version))
-                trained = self._trained(job)
-            row.copy_(job.received - trained)
+            drawing = job.task.is_random or job.local.loop is not None
+            with torch.random.fork_rng(devices=cuda, enabled=drawing), torch.enable_grad():
+                if drawing:  # also for what draws random numbers in a way that keys do not reach
+                    torch.manual_seed(job.key)
+                local = self._trained(job) if job.local.loop is None else self._looped(job)
+            write_row(job, local, row)
         return []
 
     def _trained(self, job: Job) -> Tensor:
         """Return the client's local model."""
-        x, y, _, _ = job.task.on(self.device)
         net = self._nets.of(job.task, job.seed)
-        net.layout.load(net.module, job.received)
+        net.layout.load(net.module, job.received[: net.layout.width])
         net.module.train()
-        anchor, local = Anchor(net.layout, job.received, job.previous), job.local
-        optimizer = torch.optim.SGD(net.own.values(), local.lr, local.momentum, weight_decay=local.weight_decay)
+        parcel = parcel_of(net.layout, job.objective)
+        anchor = Anchor(net.layout, job.received, job.previous, mail=parcel.mail_of(job.received))
+        try:
+            optimizer = torch_optimizer(job.local, list(net.own.values()), job.lr)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"optimizer={job.local.optimizer!r} cannot be used: {reason(error)}.") from error
         for parameter in net.own.values():
             parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not depend on it
-        for examples in job.batches():
-            index = torch.from_numpy(examples).to(self.device)
-            optimizer.zero_grad(set_to_none=False)
-            loss = loss_of(job.objective, net, net.own, anchor, Batch(x[index], y[index]))
-            torch.autograd.backward(loss)
-            optimizer.step()
+        with Keyed(job.key) if job.task.is_random else contextlib.nullcontext() as draws:
+            for step, batch in enumerate(job.minibatches(self.device)):
+                if draws is not None:
+                    draws.step(step)
+                optimizer.zero_grad(set_to_none=False)
+                loss = loss_of(job.objective, net, net.own, anchor, batch)
+                torch.autograd.backward(loss)
+                if job.local.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(net.own.values(), job.local.clip_norm)
+                optimizer.step()
         return net.layout.flatten(net.module)
+
+    def _looped(self, job: Job) -> Tensor:
+        """Return the client's local model after a training loop of the user's own, on a module for it alone."""
+        layout = job.task.layout
+        module = copy.deepcopy(self._nets.of(job.task, job.seed).module)
+        layout.load(module, job.received[: layout.width])
+        module.train()
+        received = {n: t.clone() for n, t in layout.unflatten(job.received[: layout.width]).items()}
+        assert job.local.loop is not None
+        job.local.loop(module, Minibatches(job, self.device), received=received, client=job.client)
+        return _taken(module, layout, job)
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model over the whole test set."""
-        return [self._evaluated(*candidate) for candidate in models]
+        return [self._evaluated(candidate) for candidate in models]
 
-    def _evaluated(self, task: Task, seed: int, model: Tensor) -> Score:
-        _, _, x, y = task.on(self.device)
-        net = self._nets.of(task, seed)
-        net.layout.load(net.module, model)
-        parts = zip(torch.split(x, TEST_BATCH), torch.split(y, TEST_BATCH), strict=True)
-        return reduce(add, (score_of(net, *part, task.num_classes) for part in parts))
+    def _evaluated(self, candidate: Candidate) -> Score:
+        x, y, owner = candidate.test.on(self.device)
+        net = self._nets.of(candidate.task, candidate.seed)
+        net.layout.load(net.module, candidate.model)
+        parts = [slice(at, at + TEST_BATCH) for at in range(0, len(y), TEST_BATCH)]
+        groups = candidate.test.groups
+        scores = (
+            score_of(candidate.task, net, rows(x, part), y[part], None if owner is None else owner[part], groups)
+            for part in parts
+        )
+        return reduce(add, scores)
 
 
-def score_of(net: ModuleNet, x: Tensor, y: Tensor, classes: int) -> Score:
+class Minibatches:
+    """A client's minibatches, for a training loop of the user's own: pairs of inputs and targets, any number of times.
+
+    Augmentation is drawn once: each pass gives the same examples.
+    """
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._job, self._device = job, device
+
+    def __iter__(self) -> Iterator[tuple[Columns, Tensor]]:
+        for batch in self._job.minibatches(self._device):
+            yield batch.x, batch.y
+
+    def __len__(self) -> int:
+        return self._job.local.steps_for(len(self._job.task.client(self._job.client)))
+
+
+def _taken(module: nn.Module, layout: Layout, job: Job) -> Tensor:
+    """Return the local model out of a module that a training loop has changed, or raise if its parameters are others."""
+    own = dict(module.named_parameters())
+    name = getattr(job.local.loop, "__name__", "the training loop")
+    for key, shape in layout.shapes.items():
+        there = key in own and own[key].shape == shape
+        require(there, f"{name} must leave the module's parameters in place, and {key!r} is not there any more.")
+    return layout.flatten(module)
+
+
+def write_row(job: Job, local: Tensor, row: Tensor) -> None:
+    """Write what a client sends, given its local model with statistics."""
+    parcel, size = parcel_of(job.task.layout, job.objective), job.task.layout.size
+    received = job.received[:size]
+    steps = job.local.steps_for(len(job.task.client(job.client)))
+    previous = received if job.previous is None else job.previous
+    known, mail = float(job.previous is not None), parcel.mail_of(job.received)
+    work = Trained(received, local[:size], previous, known, mail, steps, job.lr)
+    parcel.write(row, work, job.received, local)
+
+
+def score_of(
+    task: Task, net: ModuleNet, x: Columns, y: Tensor, owner: Tensor | None = None, groups: int = 1
+) -> Score:
     """Evaluate a net with its own parameters on some examples."""
     net.module.eval()
     with torch.inference_mode():
-        logits = net(net.own, x)
-        loss = F.cross_entropy(logits, y, reduction="sum").item()
-        right = y[logits.argmax(dim=1) == y]
-        correct, total = (torch.bincount(labels, minlength=classes).cpu().numpy() for labels in (right, y))
-    return Score(loss, correct, total)
+        return measured(task, net(net.own, x)[None], y, owner, groups)[0]

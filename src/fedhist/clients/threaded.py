@@ -4,9 +4,10 @@ On a CPU batching clients does not help. Instead one thread for each core trains
 compiled kernel where it supports the model and the objective, else with torch.
 """
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, reduce
 from operator import add
@@ -14,11 +15,18 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from fedhist.clients.job import Candidate, Job, Score, Trainer
+from fedhist.clients.job import Candidate, Job, Trainer
+from fedhist.clients.local import Local
 from fedhist.clients.native import NativeModel, NativeWorker, supports
 from fedhist.clients.net import ModuleNet, net_key
 from fedhist.clients.objectives import Anchor, Batch, Objective, loss_of
-from fedhist.clients.reference import TEST_BATCH, score_of
+from fedhist.clients.optimizers import clipped, optimizer_of
+from fedhist.clients.parcel import parcel_of
+from fedhist.clients.randomness import Keyed
+from fedhist.clients.reference import TEST_BATCH, score_of, write_row
+from fedhist.clients.scores import Score
+from fedhist.data.columns import Columns, mapped, rows
+from fedhist.data.examples import Items
 from fedhist.data.task import Task
 from fedhist.native import Unavailable
 
@@ -26,67 +34,82 @@ from fedhist.native import Unavailable
 class _Inputs:
     """The inputs of all examples, in the memory order that the model is fastest with."""
 
-    def __init__(self, x: Tensor, channels_last: bool) -> None:
+    def __init__(self, x: Columns, channels_last: bool) -> None:
         self._channels_last = channels_last
-        self._rows = x.permute(0, 2, 3, 1).contiguous() if channels_last else x
+        self._rows = mapped(x, lambda each: each.permute(0, 2, 3, 1).contiguous()) if channels_last else x
 
-    def __getitem__(self, examples: Tensor | slice) -> Tensor:
-        # index_select on whole rows is four times faster than x[index].
-        rows = self._rows[examples] if isinstance(examples, slice) else self._rows.index_select(0, examples)
-        return rows.permute(0, 3, 1, 2) if self._channels_last else rows
+    def __getitem__(self, examples: Tensor | slice) -> Columns:
+        def taken(each: Tensor) -> Tensor:
+            # index_select on whole rows is four times faster than x[index].
+            some = each[examples] if isinstance(examples, slice) else each.index_select(0, examples)
+            return some.permute(0, 3, 1, 2) if self._channels_last else some
+
+        return mapped(self._rows, taken)
 
 
 def _takes_channels_last(task: Task) -> bool:
     """Whether the model convolves images and does not require contiguous ones, as ``view`` does.
 
-    With channels last, convolution and pooling on a CPU take about three quarters of the time.
+    With channels last, convolution and pooling on a CPU take about three quarters of the time. A memory map is not
+    copied for that.
     """
-    module = task.build(seed=0)
-    if task.x.ndim != 4 or not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+    module, x = task.build(seed=0), task.x
+    convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    if not isinstance(x, Tensor) or x.ndim != 4 or task.is_mapped or not convolves:
         return False
     try:
         with torch.no_grad():
-            module(task.x[:2].contiguous(memory_format=torch.channels_last))
+            module(x[:2].contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return False
     return True
 
 
 class _TorchWorker:
-    """A module whose parameters are views of one flat vector."""
+    """A module whose parameters and statistics are views of one flat vector."""
 
-    def __init__(self, template: nn.Module, task: Task, x: _Inputs, x_test: _Inputs) -> None:
-        self.task, self.x, self.x_test = task, x, x_test
+    def __init__(self, template: nn.Module, task: Task, x: _Inputs | None, channels_last: bool) -> None:
+        self.task, self.x, self._channels_last = task, x, channels_last
         self.net = ModuleNet(copy.deepcopy(template), task.layout)
         self.flat = task.layout.flatten(self.net.module)
-        self.views = list(task.layout.unflatten(self.flat).values())
-        for parameter, view in zip(self.net.own.values(), self.views, strict=True):
-            parameter.data = view
+        task.layout.attach(self.net.module, self.flat)
 
-    def train(self, job: Job, out: Tensor) -> None:
-        net, local = self.net, job.local
-        self.flat.copy_(job.received)
-        net.module.train()
-        anchor = Anchor(net.layout, job.received, job.previous)
-        parameters = tuple(net.own.values())
-        velocity: tuple[Tensor, ...] | None = None
+    def _batches(self, job: Job) -> Iterator[Batch]:
+        if self.x is None or job.task.y is None:  # examples are fetched from a data set
+            yield from job.minibatches(torch.device("cpu"))
+            return
         for examples in job.batches():
             index = torch.from_numpy(examples)
-            batch = Batch(self.x[index], self.task.y.index_select(0, index))
-            loss = loss_of(job.objective, net, net.own, anchor, batch)
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            if local.weight_decay:
-                gradients = torch._foreach_add(gradients, self.views, alpha=local.weight_decay)
-            if local.momentum:
-                if velocity is not None:
-                    gradients = torch._foreach_add(gradients, velocity, alpha=local.momentum)
-                velocity = gradients
-            torch._foreach_add_(self.views, gradients, alpha=-local.lr)
-        torch.sub(job.received, self.flat, out=out)
+            yield Batch(self.x[index], job.task.y.index_select(0, index), job.task.loss)
 
-    def evaluate(self, model: Tensor, part: slice) -> Score:
-        self.flat.copy_(model)
-        return score_of(self.net, self.x_test[part], self.task.y_test[part], self.task.num_classes)
+    def train(self, job: Job, out: Tensor) -> None:
+        net, local, size = self.net, job.local, job.task.layout.size
+        self.flat.copy_(job.received[: len(self.flat)])
+        net.module.train()
+        parcel = parcel_of(net.layout, job.objective)
+        anchor = Anchor(net.layout, job.received, job.previous, mail=parcel.mail_of(job.received))
+        parameters, flat, lr = tuple(net.own.values()), self.flat[:size], job.lr
+        optimizer = optimizer_of(local)
+        with Keyed(job.key) if job.task.is_random else contextlib.nullcontext() as draws:
+            for step, batch in enumerate(self._batches(job)):
+                if draws is not None:
+                    draws.step(step)
+                loss = loss_of(job.objective, net, net.own, anchor, batch)
+                slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                gradient = torch.cat([slope.reshape(-1) for slope in slopes])
+                if local.clip_norm is not None:
+                    gradient = clipped(gradient, local.clip_norm)
+                flat.copy_(optimizer.step(flat, gradient, lr))
+        write_row(job, self.flat, out)
+
+    def evaluate(self, candidate: Candidate, part: slice) -> Score:
+        self.flat.copy_(candidate.model)
+        x, y, owner = candidate.test.on(torch.device("cpu"))
+        inputs = rows(x, part)
+        if self._channels_last and isinstance(inputs, Tensor):
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        owners = None if owner is None else owner[part]
+        return score_of(candidate.task, self.net, inputs, y[part], owners, candidate.test.groups)
 
 
 Worker = NativeWorker | _TorchWorker
@@ -101,7 +124,7 @@ class ThreadedTrainer(Trainer):
 
     def __init__(self, native: bool = False) -> None:
         self._native = native
-        self._inputs: dict[tuple[tuple[int, ...], bool], tuple[_Inputs, _Inputs]] = {}
+        self._inputs: dict[tuple[tuple[int, ...], bool], _Inputs] = {}
         self._makers: dict[tuple[tuple[int, ...], bool], MakeWorker] = {}
         self._workers: dict[tuple[int, MakeWorker], Worker] = {}
         self._threads_before = torch.get_num_threads()
@@ -128,20 +151,20 @@ class ThreadedTrainer(Trainer):
 
     def _torch_maker(self, task: Task, seed: int) -> MakeWorker:
         key = task.data, _takes_channels_last(task)
-        if key not in self._inputs:
-            self._inputs[key] = _Inputs(task.x, key[1]), _Inputs(task.x_test, key[1])
-        return partial(_TorchWorker, task.build(seed), task, *self._inputs[key])
+        if key not in self._inputs and not isinstance(task.x, Items):
+            self._inputs[key] = _Inputs(task.x, key[1])
+        return partial(_TorchWorker, task.build(seed), task, self._inputs.get(key), key[1])
 
-    def prepare(self, task: Task, seed: int, objective: Objective) -> None:
+    def prepare(self, task: Task, seed: int, local: Local, objective: Objective) -> None:
         """Make what later jobs and evaluations share while no thread is working, since torch.fx patches all modules."""
-        for native in {self._native, self._native and supports(objective)}:
+        for native in {self._native, self._native and supports(task, local, objective)}:
             self._maker(task, seed, native)
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
-        kinds = [(id(job.task), job.seed, id(job.objective)) for job in jobs]
+        kinds = [(id(job.task), job.seed, id(job.local), id(job.objective)) for job in jobs]
         makers = {  # all of them before the first job begins, as in `prepare`
-            kind: self._maker(job.task, job.seed, self._native and supports(job.objective))
+            kind: self._maker(job.task, job.seed, self._native and supports(job.task, job.local, job.objective))
             for kind, job in dict(zip(kinds, jobs, strict=True)).items()
         }
         work = zip(kinds, jobs, rows, strict=True)
@@ -152,15 +175,14 @@ class ThreadedTrainer(Trainer):
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate all models, in pieces of the test set."""
-        makers = [self._maker(task, seed, self._native) for task, seed, _ in models]
         pieces = []
-        for make, (task, _, model) in zip(makers, models, strict=True):
-            evaluated = partial(self._evaluated, make, model)
-            pieces.append(self._pool.map(evaluated, range(0, len(task.x_test), TEST_BATCH)))
+        for make, candidate in [(self._maker(each.task, each.seed, self._native), each) for each in models]:
+            evaluated = partial(self._evaluated, make, candidate)
+            pieces.append(self._pool.map(evaluated, range(0, len(candidate.test), TEST_BATCH)))
         return [reduce(add, parts) for parts in pieces]
 
-    def _evaluated(self, make: MakeWorker, model: Tensor, at: int) -> Score:
-        return self._worker(make).evaluate(model, slice(at, at + TEST_BATCH))
+    def _evaluated(self, make: MakeWorker, candidate: Candidate, at: int) -> Score:
+        return self._worker(make).evaluate(candidate, slice(at, at + TEST_BATCH))
 
     def close(self) -> None:
         """End the threads and restore torch's number of threads."""

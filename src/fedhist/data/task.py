@@ -1,8 +1,8 @@
-"""A learning problem: a model, its data, and who holds which part of the data."""
+"""A learning problem: a model, its data, what is minimised and measured, and who holds which part of the data."""
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -11,12 +11,28 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from fedhist.data.columns import (
+    Columns,
+    applied,
+    as_columns,
+    as_tensor,
+    length,
+    mapped,
+    rows,
+    shape_of,
+    tensors_of,
+)
+from fedhist.data.examples import Items, TestSet, all_of, is_dataset
+from fedhist.data.holdings import Clients, held_out, joined
 from fedhist.data.layout import Layout
-from fedhist.errors import InvalidInput, rate, reason, require
+from fedhist.data.losses import Loss, as_loss, check_loss, name_of
+from fedhist.data.metrics import LOSS, Metric, as_metrics
+from fedhist.errors import InvalidInput, rate, reason, require, unknown
 from fedhist.store.arrays import checksum
 from fedhist.streams import Stream
 
-Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
+USUAL = {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "mse": ["rmse"], "huber": ["rmse"]}
+"""The metrics of a task that names none, by its loss."""
 
 
 class Task:
@@ -25,67 +41,218 @@ class Task:
     Parameters
     ----------
     model
-        An ``nn.Module`` that maps a batch of `x` to one logit per class. Runs start from the weights it
-        carries. A function without arguments that builds such a module is called once per run instead,
-        with torch's generator seeded from the run's seed.
+        An ``nn.Module`` that maps a batch of `x` to outputs, such as one logit per class. Runs start from the weights
+        it carries. A function without arguments that builds such a module is called once per run instead, with torch's
+        generator seeded from the run's seed.
     x, y
-        Training inputs of any shape ``(examples, …)`` and integer labels ``(examples,)``.
+        Training inputs and targets, one row for each example: tensors, NumPy arrays or pandas objects; `x` may also
+        be a tuple or a dict of them, which the model takes as several arguments. Or `x` is a map-style ``Dataset``, or
+        a list with one for each client, whose examples are pairs, or dicts in which `y` names the target.
     clients
         For each client, the indices of its examples: a list of lists or arrays, or one array ``(N, n)`` of
-        integers where every client holds n.
+        integers where every client holds n. Not needed with a data set for each client.
     x_test, y_test
-        Test data, in the same form.
+        Test data, in the same form. Both may be dicts of several named sets; the first of them is the main one, and
+        metrics of the others are called ``"set/metric"``.
     name
         What reports call it.
     lr
         The clients' learning rate in runs without `local`.
+    loss
+        "cross-entropy" (of labels, or of sequences of them, where -100 does not count), "bce", "mse", "huber", or a
+        function of outputs and targets that returns one value an example.
+    metrics
+        A list of names (accuracy, top-5, perplexity, mae, mse, rmse, f1, auc), functions of all outputs and targets,
+        and torchmetrics objects, or a dict that gives them names. A function for which less is better has an
+        attribute ``higher_is_better = False``.
+    primary
+        The metric by which runs are compared; the first by default, or "loss" where there is none.
+    client_test
+        For each client, the indices of its examples in the test data; or a share of each client's own examples, which
+        are held out of its training. Metrics are then also kept client by client.
     """
 
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
-        x: Tensor,
-        y: Tensor,
-        clients: Clients,
-        x_test: Tensor,
-        y_test: Tensor,
+        x: Any,
+        y: Any = None,
+        clients: Clients | None = None,
+        x_test: Any = None,
+        y_test: Any = None,
         name: str = "custom",
         lr: float | None = None,
+        *,
+        loss: str | Loss = "cross-entropy",
+        metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+        primary: str | None = None,
+        client_test: float | Clients | None = None,
     ) -> None:
-        for label, inputs, targets in (("", x, y), ("_test", x_test, y_test)):
-            fits = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
-            kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
-            require(fits, f"x{label} and y{label} must be tensors, got {kinds}.")
-            fits = targets.ndim == 1 and len(inputs) == len(targets) > 0
-            rows = f"{len(inputs)} rows of x{label}, got shape {tuple(targets.shape)}"
-            require(fits, f"y{label} must hold one label for each of the {rows}.")
-            least, kind = targets.min().item(), targets.dtype
-            fits = not targets.is_floating_point() and least >= 0
-            require(fits, f"y{label} must hold class numbers ≥ 0, got {kind} with minimum {least}.")
         fits = isinstance(model, nn.Module) or callable(model)
         require(fits, f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.")
         self.name, self.model = name, model
         self.lr = None if lr is None else rate("lr", lr)
         self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
         """How the data were divided, where that is known: runs that differ here are different experiments."""
-        self.x, self.y, self.x_test, self.y_test = x, y.long(), x_test, y_test.long()
-        self.examples, self.offsets = _join(clients, len(x))
+        probe = self.build(seed=0)
+        self.layout = Layout(probe)
+        self.x, self.y = self._training_data(x, y)
+        self.is_mapped = any(isinstance(each, np.memmap) for each in _parts(x))
+        """Whether inputs lie on disk, and are read as they are needed."""
+        if clients is None and isinstance(self.x, Items) and len(self.x.datasets) > 1:
+            clients = [np.arange(*ends) for ends in zip(self.x.starts, self.x.starts[1:], strict=False)]
+        require(clients is not None, "clients must say which examples each client holds.")
+        self.examples, self.offsets = joined(clients, self.num_examples)  # type: ignore[arg-type]
         self.num_clients = len(self.offsets) - 1
         """The number of clients N."""
+        self.tests = self._test_data(x_test, y_test, target=y if isinstance(y, str) else None)
+        """Test sets by name, the main one first."""
         self._copies: dict[tuple[Tensor, torch.device], Tensor] = {}
         self._relabelled: list[Self] = []
 
-        probe = self.build(seed=0)
-        self.layout = Layout(probe)
-        logits, self.is_random = _try_model(probe, x, "x")
-        _try_model(probe, x_test, "x_test")
-        if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
-            summed = f"the outputs of model {type(probe).__name__} sum to one, as after a softmax"
-            warnings.warn(f"{summed}; cross-entropy expects logits, so remove the softmax.", stacklevel=2)
-        self.num_classes, largest = int(logits.shape[1]), int(max(self.y.max(), self.y_test.max()))
-        fits = largest < self.num_classes
-        require(fits, f"model {type(probe).__name__} has {self.num_classes} outputs, but the labels run to {largest}.")
+        self.loss, self.loss_name = as_loss(loss), name_of(loss)
+        outputs = self._probed(probe)
+        usual = USUAL.get(self.loss_name, []) if isinstance(loss, str) else []
+        self.metrics: list[Metric] = as_metrics(usual if metrics is None else metrics)
+        known = [each.name for each in self.metrics]
+        self.primary = primary or (known[0] if known else LOSS)
+        if self.primary not in (*known, LOSS):
+            raise unknown("primary metric", self.primary, [*known, LOSS])
+        for each in self.metrics:
+            self._try_metric(each, outputs)
+        self.client_test = None if client_test is None else self._client_test(client_test)
+        """Every client's own test examples, where they are told apart."""
         self.seed_matters = not isinstance(model, nn.Module) and self._differs_by_seed(probe)
+
+    def _training_data(self, x: Any, y: Any) -> tuple[Columns | Items, Tensor | None]:
+        datasets = [x] if is_dataset(x) else list(x) if _are_datasets(x) else None
+        if datasets is None:
+            return self._tensors("", x, y)
+        fits = y is None or isinstance(y, str)
+        require(fits, "y of a Dataset must be None, or the name of the target in its examples.")
+        items = Items(datasets, y)
+        require(len(items) > 0, "x holds no examples.")
+        if (found := items.tensors()) is not None:
+            return self._tensors("", *found)
+        return items, items.labels()
+
+    def _tensors(self, suffix: str, x: Any, y: Any) -> tuple[Columns, Tensor]:
+        """Return inputs and targets as tensors; what came without a type of its own gets the model's."""
+        require(y is not None, f"y{suffix} must hold a target for each row of x{suffix}.")
+        require(not isinstance(y, (dict, tuple)), f"y{suffix} must be one tensor or array, got {type(y).__name__}.")
+        columns, targets = as_columns(f"x{suffix}", x), as_tensor(f"y{suffix}", y)
+        if not any(isinstance(each, Tensor) for each in _parts(x)):
+            columns = mapped(columns, self._in_models_type)
+        targets = self._in_models_type(targets)
+        fits = length(columns) == len(targets) > 0
+        rows = f"{length(columns)} rows of x{suffix}, got shape {tuple(targets.shape)}"
+        require(fits, f"y{suffix} must hold one target for each of the {rows}.")
+        whole = not targets.is_floating_point() and targets.dtype != torch.bool
+        return columns, targets.long() if whole else targets
+
+    def _in_models_type(self, values: Tensor) -> Tensor:
+        return values.to(self.layout.dtype) if values.dtype == torch.float64 else values
+
+    def _test_data(self, x: Any, y: Any, target: str | None) -> dict[str, TestSet]:
+        require(x is not None, "x_test must hold examples to test on.")
+        several = isinstance(y, Mapping) or (isinstance(x, Mapping) and all(map(is_dataset, x.values())))
+        if not several:
+            given = {"": (x, y)}
+        else:
+            fits = isinstance(x, Mapping) and (y is None or (isinstance(y, Mapping) and x.keys() == y.keys()))
+            require(fits and len(x) > 0, "x_test and y_test must be dicts with the same names, one for each test set.")
+            given = {str(name): (each, None if y is None else y[name]) for name, each in x.items()}
+        tests = {}
+        for name, (inputs, targets) in given.items():
+            require("/" not in name and len(name) <= 100, f"a test set cannot be called {name!r}.")
+            if is_dataset(inputs):
+                own = targets if isinstance(targets, str) else target
+                inputs, targets = all_of("x_test", inputs, own)  # noqa: PLW2901
+            tests[name] = TestSet(*self._tensors("_test", inputs, targets))
+        return tests
+
+    @property
+    def test(self) -> TestSet:
+        """The main test set."""
+        return next(iter(self.tests.values()))
+
+    @property
+    def x_test(self) -> Columns:
+        """The inputs of the main test set."""
+        return self.test.x
+
+    @property
+    def y_test(self) -> Tensor:
+        """The targets of the main test set."""
+        return self.test.y
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training examples, all clients' together."""
+        return len(self.x) if isinstance(self.x, Items) else length(self.x)
+
+    def _probed(self, probe: nn.Module) -> Tensor:
+        """Try the model and the loss on two examples; find out what training changes besides parameters."""
+        x, y = self.first(2)
+        outputs, self.is_random, changed = _try_model(probe.train(), x, "x")
+        self.layout = Layout(probe, changed)
+        losses = check_loss(self.loss, self.loss_name, outputs, y)
+        for test in self.tests.values():
+            tried, _, _ = _try_model(probe.eval(), rows(test.x, slice(2)), "x_test")
+            check_loss(self.loss, self.loss_name, tried, test.y[:2])
+        self.num_classes = 0
+        """How many classes there are, where each example has a label; else 0."""
+        if self.loss_name == "cross-entropy" and y.ndim == 1:
+            self._check_labels(type(probe).__name__, outputs)
+        require(bool(torch.isfinite(losses).all()) or bool(torch.isnan(losses).any()), "the loss is infinite.")
+        return outputs
+
+    def _check_labels(self, model: str, logits: Tensor) -> None:
+        fits = logits.ndim == 2
+        require(fits, f"model {model} must return logits of shape (batch, classes), got {tuple(logits.shape)}.")
+        self.num_classes = int(logits.shape[1])
+        for label, y in (("y", self.y), *((f"y_test{name and f'[{name!r}]'}", t.y) for name, t in self.tests.items())):
+            if y is not None:
+                least, largest = int(y.min()), int(y.max())
+                require(least >= 0, f"{label} must hold class numbers ≥ 0, got minimum {least}.")
+                many = f"model {model} has {self.num_classes} outputs, but the labels run to {largest}."
+                require(largest < self.num_classes, many)
+        if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
+            summed = f"the outputs of model {model} sum to one, as after a softmax"
+            warnings.warn(f"{summed}; cross-entropy expects logits, so remove the softmax.", stacklevel=4)
+
+    def _try_metric(self, metric: Metric, outputs: Tensor) -> None:
+        """Raise unless a metric can be computed; one of all outputs may need more examples than two."""
+        if metric.rows is None:
+            return
+        try:
+            with torch.no_grad():
+                metric.rows(outputs.detach(), self.first(2)[1])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InvalidInput(f"metric {metric.name} does not fit the outputs: {reason(error)}.") from error
+
+    def first(self, count: int) -> tuple[Columns, Tensor]:
+        """Return the first training examples."""
+        if isinstance(self.x, Items):
+            return self.x.fetch(range(min(count, len(self.x))), seed=0)
+        assert self.y is not None
+        return rows(self.x, slice(count)), self.y[:count]
+
+    def _client_test(self, given: float | Clients) -> TestSet:
+        """Return every client's own test examples; a share of its data is taken out of its training."""
+        if isinstance(given, (int, float)):
+            fits = 0 < given < 1 and not isinstance(self.x, Items)
+            require(fits, f"client_test must be a share between 0 and 1 of examples in memory, got {given!r}.")
+            examples, self.examples, self.offsets, owner = held_out([self.client(i) for i in range(self.num_clients)], float(given))
+            assert not isinstance(self.x, Items) and self.y is not None
+            x, y = self.x, self.y
+        else:
+            examples, offsets = joined(given, len(self.test), "client_test")
+            fits = len(offsets) - 1 == self.num_clients
+            require(fits, f"client_test must have a list for each of the {self.num_clients} clients.")
+            owner, x, y = np.repeat(np.arange(self.num_clients), np.diff(offsets)), self.test.x, self.test.y
+        index = torch.from_numpy(examples)
+        return TestSet(rows(x, index), y[index], torch.from_numpy(owner), self.num_clients)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -116,35 +283,48 @@ class Task:
 
     def _differs_by_seed(self, probe: nn.Module) -> bool:
         """Whether models of two seeds differ in more than their trainable parameters, such as in frozen layers."""
-        other = self.build(seed=1)
+        other, x = self.build(seed=1), rows(self.test.x, slice(2))
         self.layout.load(other, self.layout.flatten(probe))
         with torch.no_grad():
-            return not torch.equal(probe.eval()(self.x[:2]), other.eval()(self.x[:2]))
+            return not torch.equal(applied(probe.eval(), x), applied(other.eval(), x))
 
     @property
     def data(self) -> tuple[int, ...]:
-        """The identity of the tensors: tasks of several seeds often differ only in the split."""
-        return id(self.x), id(self.y), id(self.x_test), id(self.y_test)
+        """The identity of data, loss and metrics: tasks of several seeds often differ only in the split."""
+        x = (id(self.x),) if isinstance(self.x, Items) else tuple(map(id, tensors_of(self.x)))
+        tests = [id(t) for test in self.tests.values() for t in (*tensors_of(test.x), test.y)]
+        metrics = [id(each.whole or each.rows) for each in self.metrics]
+        return *x, id(self.y), *tests, id(self.loss), *metrics
 
     @cached_property
     def checksum(self) -> str:
-        """A checksum of labels, clients and a sample of the inputs, since hashing all of them takes a second."""
-        samples = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in (self.x, self.x_test)]
-        arrays = [t.cpu().contiguous().view(torch.uint8).numpy() for t in (*samples, self.y, self.y_test)]
+        """A checksum of targets, clients and a sample of the inputs, since hashing all of them takes a second."""
+        x, y = self.first(10) if isinstance(self.x, Items) else (self.x, self.y)
+        assert y is not None
+        inputs = [*tensors_of(x), *(t for test in self.tests.values() for t in tensors_of(test.x))]
+        samples = [t.reshape(-1)[:: max(1, t.numel() // 100_000)] for t in inputs]
+        targets = [y, *(test.y for test in self.tests.values())]
+        arrays = [t.cpu().contiguous().view(torch.uint8).numpy() for t in (*samples, *targets)]
         return checksum(*arrays, self.examples, self.offsets)
 
     def bytes_for(self, device: torch.device) -> int:
         """Return the memory that copying the data to a device will take."""
-        tensors = () if device.type == "cpu" else (self.x, self.y, self.x_test, self.y_test)
-        return sum(tensor.nbytes for tensor in tensors if (tensor, device) not in self._copies)
+        if device.type == "cpu" or isinstance(self.x, Items):
+            return 0
+        new = [t for t in (*tensors_of(self.x), self.y) if t is not None and (t, device) not in self._copies]
+        tests = [t for test in self.tests.values() for t in (*tensors_of(test.x), test.y)]
+        return sum(tensor.nbytes for tensor in (*new, *tests))
 
-    def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return `x, y, x_test, y_test` on a device, copied there once."""
-        tensors = self.x, self.y, self.x_test, self.y_test
-        for tensor in tensors:
+    def on(self, device: torch.device) -> tuple[Columns, Tensor]:
+        """Return the training data on a device, copied there once."""
+        assert not isinstance(self.x, Items) and self.y is not None
+
+        def copied(tensor: Tensor) -> Tensor:
             if (tensor, device) not in self._copies:
                 self._copies[tensor, device] = tensor.to(device)
-        return tuple(self._copies[tensor, device] for tensor in tensors)
+            return self._copies[tensor, device]
+
+        return mapped(self.x, copied), copied(self.y)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_copies": {}, "_relabelled": []}  # another machine has other devices
@@ -155,7 +335,7 @@ class Task:
         The same labels give the same task, so that runs with it can train side by side.
         """
         for known in self._relabelled:
-            if torch.equal(known.y, y):
+            if torch.equal(known.y, y):  # type: ignore[arg-type]
                 return known
         task = copy.copy(self)
         task.__dict__.pop("checksum", None)
@@ -165,61 +345,51 @@ class Task:
 
     def label_counts(self, clients: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return how many examples of each class the given clients hold, or all clients: ``(clients, classes)``."""
+        require(self.has_labels, f"the examples of {self.name} have no labels that could be counted.")
+        assert self.y is not None
         ids = np.arange(self.num_clients) if clients is None else np.asarray(clients)
         examples = self.examples if clients is None else np.concatenate([self.client(i) for i in ids.tolist()])
         owner = np.repeat(np.arange(len(ids)), self.sizes[ids])
         flat = owner * self.num_classes + self.y.cpu().numpy()[examples]
         return np.bincount(flat, minlength=len(ids) * self.num_classes).reshape(-1, self.num_classes)
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the class of every training example is known."""
+        return self.num_classes > 0 and self.y is not None
+
     def __repr__(self) -> str:
+        classes = f"classes={self.num_classes}, " if self.num_classes else f"loss={self.loss_name!r}, "
         return (
-            f"Task({self.name!r}, clients={self.num_clients}, examples={len(self.examples)}, "
-            f"classes={self.num_classes}, parameters={self.layout.size})"
+            f"Task({self.name!r}, clients={self.num_clients}, examples={len(self.examples)}, {classes}"
+            f"parameters={self.layout.size})"
         )
 
 
-def _join(clients: Clients, num_examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the example indices of all clients end to end, and where those of each client begin."""
-    listed = clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)
-    require(listed and len(clients) > 0, "clients must be a list with one list of example indices for each client.")
-    if isinstance(clients, np.ndarray):
-        parts, sizes = [clients.ravel()], np.full(len(clients), clients.shape[1])
-    else:
-        parts = [np.asarray(part) for part in clients]
-        sizes = np.array([part.size for part in parts])
-    usable = all(part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts)
-    if usable:
-        examples = np.concatenate(parts, dtype=np.int64, casting="same_kind")
-        usable = bool(examples.min() >= 0 and examples.max() < num_examples)
-    if not usable:  # a million clients are checked together, and one by one only to name the one at fault
-        for i, part in enumerate(map(np.asarray, clients)):
-            require(part.ndim == 1 and len(part) > 0, f"clients[{i}] holds no examples; every client needs one.")
-            fits = part.dtype.kind in "iu" and part.min() >= 0 and part.max() < num_examples
-            require(fits, f"clients[{i}] must hold indices from 0 to {num_examples - 1}.")
-    return examples, np.concatenate([[0], np.cumsum(sizes)])
+def _parts(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (tuple, list)) else list(x.values()) if isinstance(x, Mapping) else [x]
 
 
-def _try_model(probe: nn.Module, inputs: Tensor, name: str) -> tuple[Tensor, bool]:
-    """Return the logits of two examples, and whether the model draws random numbers in training, as dropout does."""
-    buffers = {key: buffer.clone() for key, buffer in probe.named_buffers()}
-    model, shape = type(probe).__name__, tuple(inputs.shape[1:])
+def _are_datasets(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_dataset, given))
+
+
+def _try_model(probe: nn.Module, x: Columns, name: str) -> tuple[Tensor, bool, list[str]]:
+    """Return the outputs of some examples, whether the model draws random numbers, and which buffers change."""
+    model = type(probe).__name__
+    before = {key: buffer.clone() for key, buffer in probe.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[]):
             generator = torch.get_rng_state()
-            logits: Any = probe.train()(inputs[:2])
+            outputs: Any = applied(probe, x)
             is_random = not torch.equal(generator, torch.get_rng_state())
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InvalidInput(
-            f"model {model} does not fit {name}, of shape {shape} and type {inputs.dtype}: {reason(error)}."
-        ) from error
-    fits = isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == len(inputs[:2])
-    got = getattr(logits, "shape", type(logits))
-    require(fits, f"model {model} must return logits of shape (batch, classes), got {got}.")
-    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, buffers[key])]
-    norms = [key for key, module in probe.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    for key in changed + norms:
-        raise InvalidInput(
-            f"model {model} depends on statistics of its batches ({key}), which averaging parameters cannot merge; "
-            "use GroupNorm or LayerNorm instead."
-        )
-    return logits, is_random
+        raise InvalidInput(f"model {model} does not fit {name}, of {shape_of(x)}: {reason(error)}.") from error
+    fits = isinstance(outputs, Tensor) and outputs.ndim > 0 and len(outputs) == length(x)
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    require(fits, f"model {model} must return one tensor with a row for each example, got {got}.")
+    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, before[key])]
+    with torch.no_grad():
+        for key, buffer in probe.named_buffers():
+            buffer.copy_(before[key])
+    return outputs, is_random, changed

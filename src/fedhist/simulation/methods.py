@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedhist.clients.objectives import Contrastive, CrossEntropy, Objective, Proximal
+from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
 from fedhist.errors import InvalidInput, require
 from fedhist.options import build, parse_spec
 from fedhist.strategies import (
@@ -80,6 +80,15 @@ def name_of(strategy: Strategy) -> str:
     return f"{name_of(inner)} + {own}" if isinstance(inner, Strategy) else own
 
 
+def client_side(strategy: Strategy) -> Objective:
+    """Return what the clients of a strategy minimise: the task's loss, unless it or one inside it says otherwise."""
+    for each in strategy.modules():
+        own = getattr(each, "objective", None)
+        if own is not None:
+            return own  # type: ignore[no-any-return]
+    return TaskLoss()
+
+
 def defended(method: Method, spec: str) -> Method:
     """Return the method with a defence such as ``trimmed:share=0.2`` around its strategy."""
     name, options = parse_spec("defence", spec, DEFENCES)
@@ -97,14 +106,14 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
     elif isinstance(given, Strategy):
         fits = "_buffers" in vars(given)
         require(fits, f"{type(given).__name__}.__init__() must call super().__init__() before anything else.")
-        method = Method(name_of(given), given, CrossEntropy())
+        method = Method(name_of(given), given, client_side(given))
     elif isinstance(given, str):
         spec, *defences = re.split(r"\s\+\s", given)
         name, options = parse_spec("strategy", spec, METHODS)
         made = build(name, METHODS[name].make, options)
         label = describe(METHODS[name].label, made)
         on_server = isinstance(made, Strategy)
-        method = Method(label, made, CrossEntropy()) if on_server else Method(label, FedAvg(), made)
+        method = Method(label, made, client_side(made)) if on_server else Method(label, FedAvg(), made)
         for defence in defences:
             method = defended(method, defence)
     else:

@@ -16,9 +16,13 @@ import torch
 from fedhist import native
 from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
 from fedhist.clients.job import identity
+from fedhist.clients.local import KNOWN
 from fedhist.clients.native import why_not_native
+from fedhist.clients.parcel import parcel_of
+from fedhist.clients.randomness import why_alone
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.clients.threaded import ThreadedTrainer
+from fedhist.data.examples import Items
 from fedhist.errors import InvalidInput, brief, require, unknown
 from fedhist.simulation.run import Arriving, Run, recording_of
 from fedhist.simulation.sources import Simulated
@@ -72,10 +76,10 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
         when = trial.task.num_clients, trial.k, trial.rounds, identity(trial.speeds), trial.seed, trial.concurrency
         if (*when, id(trial.schedule)) not in arriving:
             arriving[*when, id(trial.schedule)] = _arriving(trial)
-        what = *trial.task.data, id(trial.task.model), identity(trial.method.objective)
+        what = *trial.task.data, id(trial.task.model), identity(trial.method.objective), identity(trial.local)
         if what not in kinds:
             kinds[what] = _trainer(trainer, trial, device)
-        scheduled = kinds[what] == "batched" and trial.faults is None
+        scheduled = kinds[what] == "batched" and trial.faults is None and _fixed(trial)
         plans.append(Plan(trial, arriving[*when, id(trial.schedule)], kinds[what], scheduled))
     return plans
 
@@ -94,34 +98,38 @@ def _arriving(trial: Trial) -> Arriving:
     return Arriving(schedule, plan_versions(schedule, trial.concurrency or clients))
 
 
+def _fixed(trial: Trial) -> bool:
+    """Whether a batched round is the same computation every time: examples in tables, padded as needed."""
+    task = trial.task
+    return not (isinstance(task.x, Items) or task.layout.statistics or trial.local.parsed[0] not in KNOWN)
+
+
 def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     """Return the trainer of a trial; "auto" is the fastest that can handle it."""
-    task, objective = trial.task, trial.method.objective
-    # Dropout draws from one global generator, so such clients must take turns to be repeatable.
-    if name == "auto" and task.is_random:
-        return "reference"
-    fits = name in ("auto", "reference") or not task.is_random
-    require(fits, f"trainer={name!r} cannot repeat a model that draws random numbers; use 'reference'.")
-    on_cpu = device.type == "cpu"
+    task, local, objective, on_cpu = trial.task, trial.local, trial.method.objective, device.type == "cpu"
     require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
-    if name == "native":
-        reason = why_not_native(task, trial.seed, objective)
-        require(reason is None, f"trainer='native' cannot train {trial.method.name}'s clients, use 'auto': {reason}.")
-    if name == "batched" or (name == "auto" and not on_cpu):
-        reason = why_not_batched(task, objective, device)
-        if reason is not None:
-            require(name == "auto", f"trainer='batched' cannot train these clients, use 'reference': {reason}.")
-            warnings.warn(
-                f"clients are trained one after the other, since they cannot be batched: {reason}.", stacklevel=5
-            )
-            return "reference"
-        return "batched"
-    if name == "auto":
+    if name == "reference":
+        return name
+    alone = why_alone(task, local)
+    reason = alone
+    if reason is None and name == "native":
+        reason = why_not_native(task, trial.seed, local, objective)
+    if reason is None and (name == "batched" or (name == "auto" and not on_cpu)):
+        reason = why_not_batched(task, local, objective, device)
+    if reason is not None and name != "auto":
+        other = "auto" if name == "native" and alone is None else "reference"
+        raise InvalidInput(f"trainer={name!r} cannot train {trial.method.name}'s clients, use {other!r}: {reason}.")
+    if reason is not None:
+        if local.loop is None:  # who gives a loop knows
+            warnings.warn(f"clients are trained one after the other, since {reason}.", stacklevel=5)
+        return "reference"
+    if name == "auto" and on_cpu:
         try:
             native.kernel()
         except native.Unavailable as error:
             warnings.warn(f"clients are trained by PyTorch, which takes several times as long: {error}.", stacklevel=5)
-    return "native" if name == "auto" else name
+        return "native"
+    return "batched" if name == "auto" else name
 
 
 def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
@@ -134,7 +142,7 @@ def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
         return Queue(runs, ReferenceTrainer(runs[0].device))
     trainer = ThreadedTrainer(native=plan.trainer == "native")
     for run in runs:
-        trainer.prepare(run.task, run.trial.seed, run.trial.method.objective)
+        trainer.prepare(run.task, run.trial.seed, run.trial.local, run.trial.method.objective)
     return Queue(runs, trainer)
 
 
@@ -192,21 +200,22 @@ def memory_needed(plans: Sequence[Plan], device: torch.device) -> list[dict[str,
 def _needed(plan: Plan, per_client: int) -> dict[str, int]:
     trial, task, layout = plan.trial, plan.trial.task, plan.trial.task.layout
     objective, schedule = trial.method.objective, plan.arriving.schedule
-    vector = layout.size * layout.dtype.itemsize
+    vector, parcel = layout.size * layout.dtype.itemsize, parcel_of(layout, objective)
+    version, row = (width * layout.dtype.itemsize for width in (parcel.version_width, parcel.row_width))
     rounds_of_uploads = 1 if plan.scheduled else 2  # a queue works ahead
     parts = {
-        "model versions": (plan.arriving.versions.num_slots + 2) * vector,
+        "model versions": (plan.arriving.versions.num_slots + 2) * version,
         "the strategy's memory": buffer_bytes(
             trial.method.strategy, task.num_clients, trial.k, layout.size, layout.dtype
         ),
-        "uploads": (rounds_of_uploads + 1) * trial.k * vector,  # and a strategy's copy of them
+        "uploads": (rounds_of_uploads + 1) * trial.k * row,  # and a strategy's copy of them
         "the schedule": _schedule_bytes(trial),
     }
     if trial.attack is not None:
         parts["the attack"] = 12 * trial.k * vector  # noise is made in float64, in several steps
     if objective.uses_previous:
         holders = task.num_clients if plan.scheduled else len(set(schedule.clients.ravel().tolist()))
-        parts["clients' last models"] = holders * vector
+        parts["what clients keep"] = holders * vector
     if trial.record is not None:
         about = recording_of(trial)
         parts["the recording's stage"] = about.nbytes // about.rounds * about.staged_rounds

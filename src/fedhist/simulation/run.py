@@ -8,7 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedhist.clients.job import Candidate
+from fedhist.clients.parcel import parcel_of
 from fedhist.clients.reference import ReferenceTrainer
+from fedhist.data.metrics import LOSS
+from fedhist.data.task import Task
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import VersionPlan
@@ -39,22 +42,26 @@ class Run:
     def __init__(self, trial: Trial, arriving: Arriving, device: torch.device) -> None:
         self.trial, self.arriving, self.device = trial, arriving, device
         task, layout = trial.task, trial.task.layout
-        model = layout.flatten(task.build(trial.seed)).to(device)
-        tape = None if trial.record is None else Tape(trial.record, recording_of(trial), model)
+        self.parcel = parcel_of(layout, trial.method.objective)
+        model = layout.flatten(task.build(trial.seed))
+        version = torch.cat([model, model.new_zeros(self.parcel.version_width - len(model))]).to(device)
+        tape = None if trial.record is None else Tape(trial.record, recording_of(trial), version[: layout.size])
         history = History.begun(trial.method.name, trial.seed, task.name, trial.k)
         history.setting = {name: value for name, value in trial.described().items() if value is not None}
         history.about_clients = _about_clients(trial)
+        history.metrics = metrics_of(task)
         self.server = Server(
             trial,
-            model,
+            version,
             task.num_clients,
             trial.rounds,
             history,
+            layout=layout,
             seed=trial.seed,
             tape=tape,
             eval_every=trial.eval_every,
             name=str(trial),
-            hint=f"check the data and the learning rate lr={trial.local.lr:g}",
+            hint=f"check the data and the learning rate lr={_rate(trial)}",
         )
         self.left = False
         """Whether the rest of this run is carried out elsewhere."""
@@ -82,19 +89,34 @@ class Run:
         """Evaluate the first model; return its loss."""
         task, seed = self.trial.task, self.trial.seed
         model = task.layout.flatten(task.build(seed)).to(self.device)
-        return ReferenceTrainer(self.device).evaluate([Candidate(task, seed, model)])[0].loss
+        return ReferenceTrainer(self.device).evaluate([Candidate(task, seed, model, task.test)])[0].loss
 
     def finish(self) -> None:
         """Put the final model into the history, unless the run diverged."""
         if self.server.diverged is None:
             module = self.trial.task.build(self.trial.seed)
-            self.trial.task.layout.load(module, self.server.model.cpu())
+            layout = self.trial.task.layout
+            layout.load(module, self.server.version[: layout.width].cpu())
             self.server.history.model = module.state_dict()
+
+
+def metrics_of(task: Task) -> dict[str, bool]:
+    """Return the names of all metrics of a task, the primary one first, and whether more is better."""
+    main = {**{each.name: each.higher for each in task.metrics}, LOSS: False}
+    every = main | {f"{name}/{each}": higher for name in list(task.tests)[1:] for each, higher in main.items()}
+    return {task.primary: main[task.primary]} | {name: higher for name, higher in every.items() if name != LOSS}
+
+
+def _rate(trial: Trial) -> str:
+    lr = trial.local.lr
+    return f"{lr:g}" if isinstance(lr, (int, float)) else f"{min(lr):g} to {max(lr):g}"
 
 
 def _about_clients(trial: Trial) -> dict[str, NDArray[Any]]:
     ids = sample(trial.task.num_clients)
-    about: dict[str, NDArray[Any]] = {"id": ids, "labels": trial.task.label_counts(ids).astype(np.int32)}
+    about: dict[str, NDArray[Any]] = {"id": ids}
+    if trial.task.has_labels:
+        about["labels"] = trial.task.label_counts(ids).astype(np.int32)
     if trial.schedule is None:
         about["time"] = trial.speeds.mean_times(trial.task.num_clients, trial.seed)[ids]
     return about

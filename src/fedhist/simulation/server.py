@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedhist.data.layout import Layout
 from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import ACCOUNT, DIVERGED, Evaluation, History, check_evaluations
+from fedhist.store.history import ACCOUNT, ACCURACY, DIVERGED, Evaluation, History, check_evaluations
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
-from fedhist.store.tables import ARRIVALS, check_traces, checked_arrivals
+from fedhist.store.tables import ARRIVALS, check_per_client, check_traces, checked_arrivals
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
@@ -39,12 +41,14 @@ class Server:
     ----------
     options
         The server's options.
-    model
-        ``(P,)``: the first version, updated in place.
+    version
+        The first version, updated in place: the model's parameters, and whatever else clients are sent.
     num_clients, rounds
         How many different clients may take part, and how many rounds there is room for.
     history
         An empty history that says what the run is.
+    layout
+        Where the model's parts lie in a version; without one a version is the parameters alone.
     seed
         The seed of a simulation, from which a strategy's random numbers follow; None in a deployment.
     name, hint
@@ -54,21 +58,25 @@ class Server:
     def __init__(
         self,
         options: ServerOptions,
-        model: Tensor,
+        version: Tensor,
         num_clients: int,
         rounds: int,
         history: History,
         *,
+        layout: Layout | None = None,
         seed: int | None = None,
         tape: Tape | None = None,
         eval_every: int = 1,
         name: str | None = None,
         hint: str = "check the data and the learning rate",
     ) -> None:
-        self.options, self.method, self.model, self.history, self.tape = options, options.method, model, history, tape
+        self.options, self.method, self.history, self.tape, self.layout = options, options.method, history, tape, layout
+        self.place(version)
+        model = self.model
         self.strategy = prepared(
             options.method.strategy, num_clients, options.k, len(model), model.dtype, model.device, seed
         )
+        self._send_along()
         judging = not self.strategy.bounds_uploads
         policy, ratio = options.bad_updates, options.max_norm_ratio
         self.screen = Screen(policy, ratio, norm_of(model), num_clients, judging=judging)
@@ -88,6 +96,32 @@ class Server:
         self._show_rows()
         warn_if_weights_vanish(options.method, options.k)
 
+    def place(self, version: Tensor) -> None:
+        """Let the current version lie in a vector."""
+        size = len(version) if self.layout is None else self.layout.size
+        self.version = version
+        """What clients are sent: the model, its statistics, and the strategy's mail."""
+        self.model = version[:size]
+
+    def _send_along(self) -> None:
+        """Put the strategy's mail into the version that clients are sent."""
+        width = len(self.version) if self.layout is None else self.layout.width
+        if len(self.version) > width:
+            mail = self.strategy.mail
+            fits = isinstance(mail, Tensor) and mail.shape == self.model.shape
+            shape = tuple(self.model.shape)
+            require(fits, f"{self.method.name} must have a buffer `mail` of shape {shape}, for its clients use it.")
+            self.version[width:].copy_(mail)  # type: ignore[arg-type]
+
+    def _average_statistics(self, arrivals: Arrivals) -> None:
+        """Average clients' running statistics by their examples, as Flower's FedAvg does; counts grow by the average."""
+        if arrivals.statistics is None or self.layout is None:
+            return
+        examples = arrivals.num_examples.to(self.version.dtype)
+        mean = (examples / examples.sum()) @ arrivals.statistics
+        own = self.version[self.layout.size : self.layout.width]
+        own.copy_(torch.where(self.layout.counts.to(own.device), own + mean.round(), mean))
+
     def judge(self, norms: Sequence[float], clients: Sequence[int]) -> Verdict:
         """Judge the uploads of the round under way by their lengths; the run ends if most of them are bad.
 
@@ -106,7 +140,7 @@ class Server:
         """
         if self.tape is not None and not self.strategy.bounds_uploads:
             self.tape.take(arrivals.deltas, arrivals.num_examples)
-        update = self.strategy(arrivals)
+        update = self.strategy(replace(arrivals, model=self.model))
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
@@ -119,6 +153,8 @@ class Server:
                 self.tape.take(seen, arrivals.num_examples)
             self.tape.took(update)
         self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
+        self._average_statistics(arrivals)
+        self._send_along()
         return update
 
     def keep(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike, weights: ArrayLike | None) -> None:
@@ -159,7 +195,7 @@ class Server:
 
     def check_model(self) -> None:
         """Notice a model that has become NaN or infinite in the last round."""
-        if not bool(torch.isfinite(self.model.sum())):
+        if not bool(torch.isfinite(self.version.sum())):
             self.diverge(self.round, f"the model became NaN or infinite in round {self.round}")
 
     def diverge(self, round_: int, what: str, hint: str | None = None) -> None:
@@ -172,7 +208,7 @@ class Server:
     def evaluated(
         self,
         round_: int,
-        accuracy: float,
+        values: Mapping[str, float],
         loss: float | None,
         per_class: list[float | None],
         epsilon: float | None,
@@ -188,8 +224,11 @@ class Server:
         before = self.history.evaluations[-1].round if self.history.evaluations else 0
         mean_staleness, max_staleness = self.history.staleness_between(before, round_)
         time = float(self._rows["arrived"][round_ - 1, -1]) if round_ else 0.0
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        accuracy = known.pop(ACCURACY, None)
+        staleness = mean_staleness, max_staleness
         self.history.evaluations.append(
-            Evaluation(round_, time, accuracy, loss, per_class, mean_staleness, max_staleness, epsilon)
+            Evaluation(round_, time, accuracy, loss, per_class, *staleness, epsilon, known or None)
         )
 
     def hopeless(self, loss: float) -> bool:
@@ -219,10 +258,11 @@ class Server:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the rounds to come depend on, and the history so far: tensors, and plain values."""
         history = self.history
-        tensors = {"model": self.model}
+        tensors = {"model": self.version}
         tensors |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
         tensors |= {f"rows.{name}": torch.from_numpy(table[: self.round]) for name, table in self._rows.items()}
         tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
+        tensors |= {f"per_client.{name}": torch.from_numpy(values) for name, values in history.per_client.items()}
         return tensors, {
             "round": self.round,
             "evaluations": [vars(evaluation) for evaluation in history.evaluations],
@@ -237,10 +277,13 @@ class Server:
         require(0 <= done <= self._rounds, f"it is of round {done} of {self._rounds}")
         now, _ = self.state()
         check_forms(
-            tensors, {name: tensor for name, tensor in now.items() if not name.startswith(("rows.", "traces."))}
+            tensors, {name: tensor for name, tensor in now.items() if not name.startswith(("rows.", "traces.", "per_client."))}
         )
         rows = {name: tensor.numpy() for name, tensor in _below("rows", tensors).items()}
-        traces = {name: tensor.numpy() for name, tensor in _below("traces", tensors).items()}
+        traces, per_client = (
+            {name: tensor.numpy() for name, tensor in _below(table, tensors).items()}
+            for table in ("traces", "per_client")
+        )
         evaluations = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
         checked_arrivals(rows)
         fits = rows["clients"].shape == (done, self.options.k) and rows["clients"].max(initial=0) < self._num_clients
@@ -249,12 +292,14 @@ class Server:
         )
         check_evaluations(evaluations, done)
         check_traces(traces, done, history.about_clients)
-        self.model.copy_(tensors["model"])
+        check_per_client(per_client, done, history.about_clients)
+        self.version.copy_(tensors["model"])
         self.strategy.load_state_dict(_below("strategy", tensors))
         self.round = done
         for name, table in self._rows.items():
             table[:done] = rows[name]
         self._show_rows()
+        history.per_client = per_client
         history.traces, history.evaluations[:], history.events[:] = traces, evaluations, facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
         self.screen.restore(facts["screen"])

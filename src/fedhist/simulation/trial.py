@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhist.clients.local import LocalSGD
+from fedhist.clients.local import Local, as_local
 from fedhist.errors import InvalidInput, as_path, number, rate, require, whole
 from fedhist.options import documented, option, options_of, part, plain, values_of
 
@@ -82,15 +82,15 @@ class ServerOptions:
 class Trial(ServerOptions):
     """One run to be simulated: a method, on a task, with a seed.
 
-    `local` is the clients' work, by default ``LocalSGD()`` with the task's own learning rate if it has one; `objective`
-    is what clients minimise, if not what the method says; `schedule` may also be the history of a run or a
+    `local` is the clients' work, by default ``Local()`` with the task's own learning rate if it has one, or a function
+    that trains a module; `objective` is what clients minimise, if not what the method says; `schedule` may also be the history of a run or a
     :class:`Schedule`. Where an object is expected, a text such as "pareto:alpha=1" will do.
     """
 
     task: Task = dataclasses.field(kw_only=False)
     rounds: int = option(300, "Rounds to run.", "Method")
     concurrency: int | None = option(None, "Clients at work at a time; all by default.", "Method")
-    local: LocalSGD = part(LocalSGD)
+    local: Local = part(Local)
     objective: Objective | None = None
     speeds: Speeds = option(
         "lognormal",
@@ -119,7 +119,20 @@ class Trial(ServerOptions):
         default_text="a twentieth of the rounds, at most 100",
         compared=False,
     )
-    target: float = option(0.5, "Accuracy that tables and reports count the rounds to.", "Run", compared=False)
+    client_eval_every: int | None = option(
+        None,
+        "Rounds between evaluations on every client's own test data, where the task has them.",
+        "Run",
+        default_text="five evaluations, the last one among them",
+        compared=False,
+    )
+    target: float | None = option(
+        None,
+        "Value of the primary metric that tables and reports count the rounds to.",
+        "Run",
+        default_text="0.5 for an accuracy",
+        compared=False,
+    )
 
     def __post_init__(self) -> None:
         from fedhist.data.task import Task  # noqa: PLC0415
@@ -132,11 +145,11 @@ class Trial(ServerOptions):
             raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
         whole("rounds", self.rounds, 1)
         whole("seed", self.seed)
-        number("target", self.target, 0, 1)
-        local = self.local
-        if local is None:
-            local = LocalSGD() if self.task.lr is None else LocalSGD(lr=self.task.lr)
-        require(isinstance(local, LocalSGD), f"local must be a fedhist.LocalSGD, got {local!r}.")
+        local = as_local(self.local, self.task.lr)
+        rates = local.lr if isinstance(local.lr, tuple) else None
+        clients = self.task.num_clients
+        fits = rates is None or len(rates) == clients
+        require(fits, f"lr names {len(rates or ())} rates for {clients} clients.")
         every = min(100, max(1, self.rounds // 20)) if self.eval_every is None else self.eval_every
         self._set(
             local=local,
@@ -144,11 +157,46 @@ class Trial(ServerOptions):
             faults=as_faults(self.faults),
             attack=as_attack(self.attack),
             eval_every=whole("eval_every", every, 1),
+            target=self._target(),
         )
+        self._set(client_eval_every=self._client_eval_every())
+        self._check_sent()
         if self.attack is not None:
             self.attack.attackers(self.task.num_clients, self.seed)
         if self.schedule is not None:
             self._set(schedule=self._recorded())
+
+    def _target(self) -> float | None:
+        """Return the value of the primary metric that rounds are counted to."""
+        from fedhist.data.metrics import is_share  # noqa: PLC0415
+
+        share = is_share(self.task.primary)
+        if self.target is None:
+            return 0.5 if share else None
+        return number("target", self.target, 0, 1) if share else number("target", self.target)
+
+    def _client_eval_every(self) -> int | None:
+        """Return the rounds between evaluations on clients' own data, which are rounds with an evaluation."""
+        if self.task.client_test is None:
+            require(self.client_eval_every is None, "client_eval_every needs a task with client_test.")
+            return None
+        if self.client_eval_every is None:
+            return self.eval_every * -(-self.rounds // (5 * self.eval_every))
+        every = whole("client_eval_every", self.client_eval_every, 1)
+        fits = every % self.eval_every == 0
+        require(fits, f"client_eval_every={every} must be a multiple of eval_every={self.eval_every}.")
+        return every
+
+    def _check_sent(self) -> None:
+        """Raise if clients would send more than privacy or a recording covers."""
+        from fedhist.clients.objectives import uses_mail  # noqa: PLC0415
+
+        mail, private = uses_mail(self.method.objective), self.method.strategy.bounds_uploads
+        fits = not private or not self.task.layout.statistics
+        require(fits, "Private protects parameters, not running statistics; use fedhist.to_group_norm(model).")
+        require(not private or not mail, f"Private does not protect what clients of {self.method.name} send along.")
+        kept = self.record is None or not mail
+        require(kept, f"record does not keep what clients of {self.method.name} send along.")
 
     def _recorded(self) -> Schedule:
         """Return the recorded arrivals that drive this run."""
@@ -180,15 +228,25 @@ class Trial(ServerOptions):
             "clients": task.num_clients,
             **options,
             "objective": plain(self.method.objective),
+            "loss": task.loss_name,
+            **({} if self.local.loop is None else {"loop": plain(self.local.loop)}),
             "parameters": layout.size,
-            "bytes_per_upload": layout.size * layout.dtype.itemsize,
+            "bytes_per_upload": self.sent * layout.dtype.itemsize,
             "data": task.checksum,
         }
+
+    @property
+    def sent(self) -> int:
+        """How many numbers a client sends: its parameters, statistics, and what goes along with them."""
+        from fedhist.clients.objectives import uses_mail  # noqa: PLC0415
+
+        layout = self.task.layout
+        return layout.width + (layout.size if uses_mail(self.method.objective) else 0)
 
     def __str__(self) -> str:
         attack = "" if self.attack is None else f", {self.attack}"
         return f"{self.method.name}, seed {self.seed}{attack}"
 
 
-NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not each.compared) | {"data", "objective"}
+NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not each.compared) | {"data", "objective", "bytes_per_upload"}
 """Settings in which runs may differ and still be compared: those without effect on the result, seed, and method."""

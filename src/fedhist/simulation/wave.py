@@ -3,7 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
+from fedhist.clients.scores import Score
+from fedhist.data.examples import TestSet
+from fedhist.data.metrics import LOSS
+from fedhist.data.task import Task
 from fedhist.simulation.checkpoint import Checkpoints, Interrupted, Saved, asked_to_stop, put_back, taken
 from fedhist.simulation.plan import Plan
 from fedhist.simulation.run import Run
@@ -17,6 +22,12 @@ OnRound = Callable[[int, Sequence[History]], None]
 
 SUSPICIOUS_LOSS = 50.0
 """A loss from which on it is compared with that of the first model, whose evaluation others are spared."""
+
+
+def _test_set(place: int, task: Task) -> TestSet | None:
+    """Return a task's test set by its place; None if it has fewer."""
+    sets = list(task.tests.values())
+    return sets[place] if place < len(sets) else None
 
 
 class Rewind(Exception):
@@ -99,15 +110,46 @@ class Wave:
             raise Rewind(first_bad)
 
     def _evaluate(self, round_: int) -> None:
-        live = [run.server.diverged is None and not run.left for run in self.runs]
-        scores = self.source.evaluate() if any(live) else []
-        for run, score, alive in zip(self.runs, scores, live, strict=False):
-            if alive:
-                if score.loss > SUSPICIOUS_LOSS and run.server.first_loss is None:
-                    run.server.first_loss = run.first_loss()
-                epsilon = run.server.strategy.epsilon()
-                run.server.evaluated(round_, score.accuracy, score.loss, score.per_class, epsilon)
-                run.server.trace(round_)
+        if not any(self._live()):
+            return
+        for run, (values, score) in self._values():
+            if score.loss > SUSPICIOUS_LOSS and run.server.first_loss is None:
+                run.server.first_loss = run.first_loss()
+            epsilon = run.server.strategy.epsilon()
+            run.server.evaluated(round_, values, score.loss, score.per_class, epsilon)
+            run.server.trace(round_)
+        self._evaluate_clients(round_)
+
+    def _live(self) -> list[bool]:
+        return [run.server.diverged is None and not run.left for run in self.runs]
+
+    def _values(self) -> list[tuple[Run, tuple[dict[str, float], Score]]]:
+        """Return the metrics of all live runs on all their test sets, and the score on the main one."""
+        sets = max(len(run.task.tests) for run in self.runs)
+        scores = [self.source.evaluate(partial(_test_set, place)) for place in range(sets)]
+        found = []
+        for run, live, own in zip(self.runs, self._live(), zip(*scores, strict=True), strict=True):
+            if live and (main := own[0]) is not None:
+                values = main.values()
+                del values[LOSS]
+                for name, score in zip(list(run.task.tests)[1:], own[1:], strict=False):
+                    if score is not None:
+                        values |= {f"{name}/{each}": value for each, value in score.values().items()}
+                found.append((run, (values, main)))
+        return found
+
+    def _evaluate_clients(self, round_: int) -> None:
+        """Keep every client's own metrics, in the rounds for that and after the last one."""
+        every = [run.trial.client_eval_every for run in self.runs]
+        due = [each is not None and (round_ % each == 0 or round_ == self.first.trial.rounds) for each in every]
+        if not any(due):
+            return
+        scores = self.source.evaluate(lambda task: task.client_test)
+        for run, score, wanted, live in zip(self.runs, scores, due, self._live(), strict=True):
+            if score is not None and wanted and live:
+                ids = run.server.history.about_clients["id"].tolist()
+                rows = [score.values(client) for client in ids]
+                run.server.history.keep_clients(round_, {name: [row[name] for row in rows] for name in rows[0]})
 
     def _let_leave(self, round_: int) -> bool:
         """Set runs apart whose next round must be taken upload by upload; return whether there are any."""

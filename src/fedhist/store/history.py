@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from fedhist.errors import FedHistError, reason, require, unknown
 from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import read_lines, read_text, slug, there, whole_file
-from fedhist.store.tables import ARRIVALS, LARGEST, check_clients, check_traces, checked_arrivals, read_table
+from fedhist.store.tables import (
+    ARRIVALS,
+    LARGEST,
+    check_clients,
+    check_per_client,
+    check_traces,
+    checked_arrivals,
+    read_table,
+)
 
 MOST_CLIENTS = 1000
 """Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
@@ -20,6 +28,7 @@ LARGEST_ACCURACY = 1e15
 """A deployment may report anything for one, and means and spreads are taken of it."""
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
+ACCURACY, LOSS = "accuracy", "loss"
 ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
 
@@ -43,7 +52,8 @@ class Evaluation:
     round: int
     time: float
     """Virtual time."""
-    accuracy: float
+    accuracy: float | None
+    """None where it is not a metric of the task."""
     loss: float | None
     """None where a deployment does not evaluate it, and where it is NaN or infinite."""
     per_class: list[float | None]
@@ -52,6 +62,14 @@ class Evaluation:
     max_staleness: int
     epsilon: float | None = None
     """Privacy spent so far (see :class:`Private`); None, and not written, without a privacy guarantee."""
+    metrics: dict[str, float | None] | None = None
+    """All metrics by name but for accuracy and loss; None, and not written, where there are none."""
+
+    def value(self, name: str) -> float | None:
+        """Return a metric, accuracy and loss among them; None where it is NaN or was not evaluated."""
+        if name in (ACCURACY, LOSS):
+            return self.accuracy if name == ACCURACY else self.loss
+        return (self.metrics or {}).get(name)
 
 
 @dataclass(eq=False)
@@ -60,6 +78,7 @@ class History:
 
     Evaluations can be read as columns: ``history.accuracy`` is the list of all accuracies, and likewise
     ``round``, ``time``, ``loss``, ``per_class``, ``mean_staleness``, ``max_staleness`` and ``epsilon``.
+    ``history["rmse"]`` is the list of a metric's values.
     """
 
     method: str
@@ -87,6 +106,12 @@ class History:
     traces: dict[str, NDArray[Any]] = field(default_factory=dict)
     """What the strategy's ``trace()`` returned, one row per evaluation, with the evaluations' `round`."""
 
+    metrics: dict[str, bool] = field(default_factory=lambda: {ACCURACY: True})
+    """Whether more is better, for each metric; the first is the primary one, by which runs are compared."""
+    per_client: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Every client's own metrics, ``(evaluations, clients)``, with the evaluations' `round`; see :attr:`about_clients`
+    for the clients. NaN for a client without test examples."""
+
     @classmethod
     def begun(cls, method: str, seed: int, task: str, k: int) -> Self:
         """Return the history of a run that has closed no round yet."""
@@ -99,6 +124,28 @@ class History:
         if name == "records":
             raise AttributeError("History has no attribute 'records' any more; it is called 'evaluations'")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getitem__(self, metric: str) -> list[float | None]:
+        """Return a metric's value at each evaluation; None where it is NaN."""
+        known = [*dict.fromkeys((*self.metrics, LOSS))]
+        if metric not in known:
+            raise unknown("metric", metric, known)
+        return [evaluation.value(metric) for evaluation in self.evaluations]
+
+    @property
+    def primary(self) -> str:
+        """The metric by which runs are compared."""
+        return next(iter(self.metrics))
+
+    def final(self, metric: str | None = None) -> float | None:
+        """Return the last value of a metric, the primary one by default; None where it is not known."""
+        return (self[metric or self.primary] or [None])[-1]
+
+    def best(self, metric: str | None = None) -> float | None:
+        """Return the best value of a metric at any evaluation, the primary one by default; None where there is none."""
+        metric = metric or self.primary
+        known = [value for value in self[metric] if value is not None]
+        return (max if self.metrics.get(metric, False) else min)(known, default=None)
 
     @property
     def name(self) -> str:
@@ -118,18 +165,31 @@ class History:
     @property
     def final_accuracy(self) -> float:
         """The accuracy of the last evaluation."""
-        if not self.evaluations:
-            raise FedHistError(f"{self.method}, seed {self.seed} has not been evaluated yet.")
-        return self.evaluations[-1].accuracy
+        return self._known(self.final(ACCURACY) if ACCURACY in self.metrics else None)
 
     @property
     def best_accuracy(self) -> float:
         """The highest accuracy of any evaluation."""
-        return max((each.accuracy for each in self.evaluations), default=self.final_accuracy)
+        return self._known(self.best(ACCURACY) if ACCURACY in self.metrics else None)
 
-    def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first evaluated round with at least this accuracy, or None."""
-        return next((each.round for each in self.evaluations if each.accuracy >= accuracy), None)
+    def _known(self, accuracy: float | None) -> float:
+        if accuracy is None:
+            named = "" if ACCURACY in self.metrics else f"; its metrics are {', '.join(self.metrics)}"
+            raise FedHistError(f"{self.method}, seed {self.seed} has no accuracy yet{named}.")
+        return accuracy
+
+    def rounds_to(self, value: float, metric: str | None = None) -> int | None:
+        """Return the first evaluated round in which a metric, the primary one by default, is as good as this, or None."""
+        metric = metric or self.primary
+        sign = 1 if self.metrics.get(metric, False) else -1
+        values = zip(self.evaluations, self[metric], strict=True)
+        return next((each.round for each, own in values if own is not None and sign * own >= sign * value), None)
+
+    def keep_clients(self, round_: int, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Append a row to :attr:`per_client`: the metrics of every client on record."""
+        rows = {"round": np.asarray(round_), **{name: np.asarray(v, np.float64) for name, v in metrics.items()}}
+        before = self.per_client or {name: row[None][:0] for name, row in rows.items()}
+        self.per_client = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
 
     def staleness_between(self, first: int, last: int) -> tuple[float, int]:
         """Return the mean and the largest staleness of the uploads after round `first` up to round `last`."""
@@ -160,26 +220,31 @@ class History:
             "rounds": self.rounds,
             "k": self.clients.shape[1],
             "client_updates": int((self.clients >= 0).sum()),
-            "final_accuracy": last.accuracy if last else None,
-            "best_accuracy": self.best_accuracy if last else None,
+            **({} if ACCURACY not in self.metrics else self._ends(ACCURACY)),
+            **{name: value for each in self.metrics if each != ACCURACY for name, value in self._ends(each).items()},
             "final_loss": last.loss if last else None,
             "virtual_time": float(self.arrived[-1, -1]) if self.rounds else 0.0,
             "mean_staleness": mean_staleness,
             "max_staleness": max_staleness,
             "wall_seconds": self.wall_seconds,
             **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
+            **({} if [*self.metrics] == [ACCURACY] else {"metrics": self.metrics}),
             "setting": self.setting,
         }
+
+    def _ends(self, metric: str) -> dict[str, float | None]:
+        return {f"final_{metric}": self.final(metric), f"best_{metric}": self.best(metric)}
 
     def save(self, folder: str | Path) -> Path:
         """Write the run into a folder, in place of the run that may be there.
 
         `history.jsonl` has the evaluations, `arrivals.npz` the uploads and `summary.json` the rest. A run with events
-        also has `events.jsonl`, one that knows its clients `clients.npz`, and one whose strategy has traces
-        `traces.npz`. The summary is removed first and written last: a folder without it holds no complete run.
+        also has `events.jsonl`, one that knows its clients `clients.npz`, one whose strategy has traces `traces.npz`, and
+        one that was evaluated client by client `per_client.npz`. The summary is removed first and written last: a folder without it holds no complete run.
         """
         folder = Path(folder)
-        rows = [{k: v for k, v in vars(each).items() if k != "epsilon" or v is not None} for each in self.evaluations]
+        optional = "epsilon", "metrics"
+        rows = [{k: v for k, v in vars(each).items() if k not in optional or v is not None} for each in self.evaluations]
         lines = {"history.jsonl": rows, "events.jsonl": self.events}
         texts = {name: "".join(json.dumps(row, allow_nan=False) + "\n" for row in lines[name]) for name in lines}
         texts["summary.json"] = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
@@ -188,6 +253,7 @@ class History:
             "arrivals.npz": {**arrivals, "arrived": self.arrived, "weights": self.weights.astype(np.float32)},
             "clients.npz": self.about_clients,
             "traces.npz": self.traces,
+            "per_client.npz": self.per_client,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -219,13 +285,16 @@ class History:
             check_evaluations(evaluations, rounds)
             path = folder / "events.jsonl"
             events = [reader(Event)(line).model_dump() for line in read_lines(path)] if there(path) else []
-            about_clients, traces = (read_table(folder / f"{name}.npz") for name in ("clients", "traces"))
+            names = "clients", "traces", "per_client"
+            about_clients, traces, per_client = (read_table(folder / f"{name}.npz") for name in names)
             check_clients(about_clients)
             check_traces(traces, rounds, about_clients)
+            check_per_client(per_client, rounds, about_clients)
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
         known = summary.model_dump(exclude={"rounds", "k"})
-        return cls(**known, **rows, evaluations=evaluations, events=events, about_clients=about_clients, traces=traces)
+        tables = {"about_clients": about_clients, "traces": traces, "per_client": per_client}
+        return cls(**known, **rows, evaluations=evaluations, events=events, **tables)
 
 
 def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
@@ -234,7 +303,8 @@ def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
     ordered = evaluated == sorted(set(evaluated)) and evaluated[-1] <= rounds
     require(ordered, f"its evaluations are not of rounds from 1 to {rounds}, in order")
     for each in evaluations:
-        numbers = each.accuracy, each.mean_staleness, each.max_staleness, *(c for c in each.per_class if c is not None)
+        numbers = [each.mean_staleness, each.max_staleness]
+        numbers += [v for v in (each.accuracy, *each.per_class, *(each.metrics or {}).values()) if v is not None]
         plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_ACCURACY
         require(plausible, f"its evaluation after round {each.round} holds absurd numbers")
 

@@ -37,6 +37,7 @@ class Summary(BaseModel):
     k: Count
     wall_seconds: Annotated[float, Field(ge=0)]
     setting: Annotated[dict[Text, Plain], AfterValidator(_calculable)] = {}
+    metrics: Annotated[dict[Annotated[str, Field(max_length=250)], bool], Field(min_length=1)] = {"accuracy": True}
 
 
 class Event(BaseModel):

@@ -87,17 +87,31 @@ def check_traces(table: Table, rounds: int, clients: Table) -> None:
             require(fits, f"{name} in the traces must have {width} columns, got {table[name].shape[1:]}")
 
 
+def check_per_client(table: Table, rounds: int, clients: Table) -> None:
+    """Raise unless a table holds metrics of the clients on record after some of so many rounds."""
+    _check_table("the clients' metrics", table, "round", {"round": TRACES["round"]}, free=Column(np.float64, 2))
+    known = table.get("round", np.zeros(0))
+    ordered = bool((np.diff(known, prepend=0) > 0).all() and (known <= rounds).all())
+    require(ordered, f"the clients' metrics are not of rounds from 1 to {rounds}, in order")
+    for name, values in table.items():
+        fits = name == "round" or values.shape[1] == len(clients.get("id", ()))
+        require(fits, f"{brief(name)} in the clients' metrics must have a column for each client on record")
+
+
 def read_table(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file that a run need not have; none where it does not exist."""
     return read_arrays(path) if there(path) else {}
 
 
-def _check_table(title: str, table: Table, key: str, columns: Mapping[str, Column]) -> None:
-    """Raise unless all columns have a row for each value of `key`; those that are not named may be of any form."""
+def _check_table(
+    title: str, table: Table, key: str, columns: Mapping[str, Column], free: Column | None = None
+) -> None:
+    """Raise unless all columns have a row for each value of `key`; those that are not named are of a `free` form."""
     require(not table or key in table, f"there is no {key} in {title}")
     for name in sorted(table, key=lambda each: each != key):  # the others are compared with it
         array = table[name]
-        _check(title, name, array, columns.get(name, Column(np.float64, max(array.ndim, 1), -np.inf, np.inf)))
+        other = free or Column(np.float64, max(array.ndim, 1), -np.inf, np.inf)
+        _check(title, name, array, columns.get(name, other))
         require(array.size > 0 or name not in columns, f"{brief(name)} in {title} is empty")
         require(len(array) == len(table[key]), f"{title} must have rows for each {key}, which {brief(name)} has not")
 

@@ -1,11 +1,12 @@
 """What a server sees of one round."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fedhist.errors import require
+from fedhist.errors import InvalidInput, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,14 @@ class Arrivals:
         ``(K,)``: how many training examples each client holds.
     validate
         Whether to check all this. The simulator, whose uploads have this form by construction, passes False.
+    model
+        ``(P,)``: the current model, which the round will change; a server sets it.
+    mail
+        ``(K, P)``: what clients have sent along, where the method's clients do.
+    statistics
+        ``(K, S)``: clients' running statistics, which the server averages by itself.
+    received_from
+        A function that returns :attr:`received`, where the source of the uploads knows it.
     """
 
     deltas: Tensor
@@ -32,6 +41,17 @@ class Arrivals:
     clients: Tensor
     num_examples: Tensor
     validate: bool = True
+    model: Tensor | None = None
+    mail: Tensor | None = None
+    statistics: Tensor | None = None
+    received_from: Callable[[], Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def received(self) -> Tensor:
+        """``(K, P)``: the models that the uploads started from; put together when asked for."""
+        if self.received_from is None:
+            raise InvalidInput("the models that these uploads started from are not known here.")
+        return self.received_from()
 
     def __post_init__(self) -> None:
         if self.validate:

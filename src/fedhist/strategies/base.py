@@ -43,6 +43,8 @@ class Strategy(nn.Module):
     """The normalised weight of each upload of the last round, for the history."""
     last_seen: Tensor | None = None
     """What may be kept of the last round's uploads, ``(K, P)``, where :attr:`bounds_uploads` holds."""
+    mail: Tensor | None = None
+    """``(P,)``: what clients are sent along with the model, where their objective has ``uses_mail``; a buffer."""
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
     ina: bool = False

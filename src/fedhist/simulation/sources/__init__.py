@@ -5,7 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedhist.clients.job import Score
+from fedhist.clients.scores import Score
+from fedhist.data.examples import TestSet
+from fedhist.data.task import Task
 from fedhist.simulation.server import Server
 from fedhist.strategies.arrivals import Arrivals
 
@@ -41,5 +43,5 @@ class Simulated(Source, Protocol):
         They have to leave, since here rounds are closed before uploads are screened.
         """
 
-    def evaluate(self) -> list[Score]:
-        """Evaluate the servers' models."""
+    def evaluate(self, choose: Callable[[Task], TestSet | None]) -> list[Score | None]:
+        """Evaluate the servers' models on the test set that is chosen for each task; None where there is none."""

@@ -6,18 +6,20 @@ the device, and a counter decide what it works on.
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.clients.batched import BatchedTrainer
-from fedhist.clients.job import Score, identity
+from fedhist.clients.batched import BatchedTrainer, together
 from fedhist.clients.net import Nets, net_key
+from fedhist.clients.scores import Score
+from fedhist.data.examples import TestSet
+from fedhist.data.task import Task
 from fedhist.errors import reason
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
@@ -62,9 +64,9 @@ class Batch:
         """Record the rounds closed since the last call; return the runs that had a bad upload, and in which round."""
         return {members[place]: round_ for members, card in self._cards for place, round_ in card.look().items()}
 
-    def evaluate(self) -> list[Score]:
+    def evaluate(self, choose: Callable[[Task], TestSet | None]) -> list[Score | None]:
         """Evaluate the models of all runs."""
-        return _in_order((members, card.evaluate()) for members, card in self._cards)
+        return _in_order((members, card.evaluate(choose)) for members, card in self._cards)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return the versions that clients hold and their last models, as :class:`Queue` has them."""
@@ -98,7 +100,7 @@ class _Card:
         nets, known = Nets(device), dict[object, Batches]()
         members: dict[tuple[object, ...], list[int]] = {}
         for i, run in enumerate(runs):
-            work = replace(run.trial.local, lr=1.0), identity(run.trial.method.objective)
+            work = together(run.trial.local, run.trial.method.objective)
             members.setdefault((*net_key(run.task, run.trial.seed), *work), []).append(i)
         self._groups = [
             (places, Group([runs[i] for i in places], nets.of(runs[places[0]].task, runs[places[0]].trial.seed), known))
@@ -164,11 +166,11 @@ class _Card:
         self._join(len(self._groups))
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
         weights, norms, lengths = list[Tensor](), list[Tensor](), list[Tensor]()
-        for i, (run, (deltas, computed, length)) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
+        for i, (run, (rows, received, norm, length)) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
             with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
-                staleness, clients, sizes = facts[i]
-                arrivals = Arrivals(deltas, staleness, clients, sizes, validate=False)
-                norm = computed
+                deltas, statistics, mail = run.parcel.parts(rows)
+                more: dict[str, Any] = {"mail": mail, "statistics": statistics, "received_from": partial(_itself, received)}
+                arrivals = Arrivals(deltas, *facts[i], validate=False, **more)
                 if run.adversary is not None:
                     arrivals = run.adversary.sent(arrivals, self._done)
                     norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)
@@ -230,10 +232,10 @@ class _Card:
         self._looked = since.stop
         return leaving
 
-    def evaluate(self) -> list[Score]:
+    def evaluate(self, choose: Callable[[Task], TestSet | None]) -> list[Score | None]:
         """Evaluate the models of all runs, those of a group at once."""
         with self._on_device():
-            return _in_order((members, group.evaluate()) for members, group in self._groups)
+            return _in_order((members, group.evaluate(choose)) for members, group in self._groups)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return what the runs need after the rounds so far, besides their servers."""
@@ -248,6 +250,10 @@ class _Card:
                 group.restore(done, [states[i] for i in members])
             self._done.fill_(done)
         self._round, self._first, self._looked = done, done + 1, done
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:

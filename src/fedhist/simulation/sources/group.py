@@ -1,15 +1,16 @@
 """Runs whose clients train as one batch, and the tables that say what each round works on."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.clients.batched import TEST_PIECE, descend, evaluate, fast_kernels, padded
-from fedhist.clients.job import Score
+from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, fast_kernels, from_table, padded, together
+from fedhist.clients.scores import Score
+from fedhist.data.examples import TestSet
+from fedhist.data.task import Task
 from fedhist.clients.net import ModuleNet
 from fedhist.simulation.run import Run
 from fedhist.simulation.versions import check_held, check_models
@@ -26,7 +27,7 @@ class Batches:
 
     def __init__(self, run: Run) -> None:
         self.task, self.schedule, self.local = run.task, run.arriving.schedule, run.trial.local
-        self._stream = Stream(run.trial.seed, "batches")
+        self._stream, self._dropout = (Stream(run.trial.seed, name) for name in ("batches", "dropout"))
         self._plans: tuple[slice, list[list[NDArray[np.int64]]]] = slice(0), []
 
     def plans(self, rows: slice) -> list[list[NDArray[np.int64]]]:
@@ -38,6 +39,12 @@ class Batches:
             )
             self._plans = rows, list(draw)
         return self._plans[1]
+
+    def keys(self, rows: slice) -> Tensor:
+        """Return the keys of the random numbers that are drawn in some rounds, ``(rounds, K)``."""
+        clients, versions = (table[rows] for table in (self.schedule.clients, self.schedule.versions))
+        pairs = zip(clients.ravel().tolist(), versions.ravel().tolist(), strict=True)
+        return torch.tensor([self._dropout.integer(*pair) for pair in pairs]).view(clients.shape)
 
 
 class Group:
@@ -52,17 +59,16 @@ class Group:
         device = self.device = first.device
         self.local, self.objective = runs[0].trial.local, runs[0].trial.method.objective
         self.ks = [run.trial.k for run in runs]
-        rates = torch.tensor([run.trial.local.lr for run in runs], dtype=first.dtype, device=device)
-        same = len({run.trial.local.lr for run in runs}) == 1
-        self.lr = self.local.lr if same else rates.repeat_interleave(torch.tensor(self.ks, device=device))[:, None]
+        self.parcel, self._size = runs[0].parcel, first.numel()
+        self._rate, self._rates = self._learning_rates(first)
 
         # All runs' models and versions lie in one tensor each, so that a round moves them with one kernel.
-        self.models = torch.stack([run.server.model for run in runs])
-        for run, model in zip(runs, self.models, strict=True):
-            run.server.model = model
+        self.models = torch.stack([run.server.version for run in runs])
+        for run, version in zip(runs, self.models, strict=True):
+            run.server.place(version)
         slots = [run.arriving.versions.num_slots + 1 for run in runs]  # one more, for versions that nobody is sent
         self._starts = np.cumsum([0, *slots])
-        self.versions = first.new_empty((int(self._starts[-1]), first.numel()))
+        self.versions = first.new_empty((int(self._starts[-1]), self.parcel.version_width))
         store, fetch = [], []
         for run, count, start in zip(runs, slots, self._starts, strict=False):
             plan = run.arriving.versions.slots
@@ -82,7 +88,7 @@ class Group:
         columns: list[int] = []
         starts_of: dict[Batches, int] = {}
         for run in runs:
-            key = run.task, run.trial.seed, id(run.arriving), replace(run.trial.local, lr=1.0)
+            key = run.task, run.trial.seed, id(run.arriving), *together(run.trial.local, self.objective)
             source = known.setdefault(key, Batches(run))
             if source not in starts_of:
                 starts_of[source] = sum(each.schedule.k for each in self.sources)
@@ -94,11 +100,27 @@ class Group:
         self._width = sum(source.schedule.k for source in self.sources)
         self.block = max(1, min(BLOCK, LARGEST_TABLE // (self._width * self._shape[0] * self._shape[1])))
 
+    def _learning_rates(self, like: Tensor) -> tuple[float, Tensor | None]:
+        """Return the learning rate of all uploads, or a table with that of each, ``(rounds, clients)``."""
+        rates = []
+        for run in self.runs:
+            local, schedule = run.trial.local, run.arriving.schedule
+            if local.one_rate:
+                rates.append(np.full(schedule.clients.shape, local.lr, float))
+                continue
+            pairs = zip(schedule.clients.ravel().tolist(), schedule.versions.ravel().tolist(), strict=True)
+            own = np.array([local.rate(client, version, run.trial.rounds) for client, version in pairs])
+            rates.append(own.reshape(schedule.clients.shape))
+        table = np.concatenate(rates, axis=1)
+        same = bool((table == table[0, 0]).all())
+        return float(table[0, 0]), None if same else torch.tensor(table, dtype=like.dtype, device=like.device)
+
     def allocate(self, block: int) -> None:
         """Make room for the minibatches of `block` rounds."""
         shape = (block, self._width, *self._shape)
         self._index = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._weight = self.models.new_zeros(shape)
+        self._keys = torch.zeros(shape[:2], dtype=torch.int64, device=self.device)
 
     def draw(self, rows: slice) -> None:
         """Draw the minibatches of some rounds and put them where the rounds look for them."""
@@ -109,35 +131,48 @@ class Group:
             count = len(index) // k
             for table, values in ((self._index, index), (self._weight, weight)):
                 table[:count, start : start + k].copy_(values.view(count, k, *self._shape))
+            if self.runs[0].task.is_random:
+                self._keys[:count, start : start + k].copy_(source.keys(rows))
             start += k
 
-    def uploads(self, done: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Store the versions that open this round; return each run's uploads, ``(K, P)``, and their lengths.
+    def uploads(self, done: Tensor, place: Tensor) -> list[tuple[Tensor, ...]]:
+        """Store the versions that open this round; return each run's uploads, ``(K, row width)``, and their lengths.
 
-        The last of the three is the length of the run's model, ``(1,)``.
+        Between these are the models that the uploads started from, and the last is the length of the run's model.
         """
         self.versions.index_copy_(0, self._store.index_select(0, done)[0], self.models)
         received = self.versions.index_select(0, self._fetch.index_select(0, done)[0])
-        index, weight = (
-            table.index_select(0, place)[0].index_select(0, self._columns) for table in (self._index, self._weight)
+        index, weight, keys = (
+            table.index_select(0, place)[0].index_select(0, self._columns)
+            for table in (self._index, self._weight, self._keys)
         )
-        previous, known = received, received.new_zeros(len(received))
+        previous, known = received[:, : self._size], received.new_zeros(len(received))
         if self.objective.uses_previous:
             owners = self._owners.index_select(0, done)[0]
             known = self._known.index_select(0, owners)
-            previous = torch.where(known[:, None] > 0, self._previous.index_select(0, owners), received)
-        x, y, _, _ = self.runs[0].task.on(self.device)
-        with fast_kernels(self.device):
-            uploads = descend(
-                self.net, self.local, self.objective, self.lr, received, previous, known, (index, weight), (x, y)
-            )
-        if self.objective.uses_previous:
-            self._previous.index_copy_(0, owners, received - uploads)
-            self._known.index_fill_(0, owners, 1)
-        norms, lengths = (torch.linalg.vector_norm(vectors, dim=1) for vectors in (uploads, self.models))
-        return list(
-            zip(torch.split(uploads, self.ks), torch.split(norms, self.ks), torch.split(lengths, 1), strict=True)
+            previous = torch.where(known[:, None] > 0, self._previous.index_select(0, owners), previous)
+        task, lr = self.runs[0].task, self._rate
+        side = Side(
+            self.net,
+            self.local,
+            self.objective,
+            task.loss,
+            lr if self._rates is None else self._rates.index_select(0, done)[0][:, None],
+            received,
+            previous,
+            known,
+            keys if task.is_random else None,
+            weight,
         )
+        with fast_kernels(self.device):
+            rows = descend(side, from_table(task.on(self.device), index))
+        if self.objective.uses_previous:
+            self._previous.index_copy_(0, owners, rows[:, self.parcel.kept])
+            self._known.index_fill_(0, owners, 1)
+        norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1)
+        lengths = torch.linalg.vector_norm(self.models, dim=1)
+        tables = (torch.split(each, self.ks) for each in (rows, received[:, : self._size], norms))
+        return list(zip(*tables, torch.split(lengths, 1), strict=True))
 
     def states(self, done: int) -> list[dict[str, Tensor]]:
         """Return what each run needs after `done` rounds, besides its server."""
@@ -155,9 +190,9 @@ class Group:
         """Put back what :meth:`states` returned."""
         for place, state in enumerate(states):
             held, rows, own = self._held(place, done)
-            model = self.runs[place].server.model
+            model, version = self.runs[place].server.model, self.models[place]
             check_held(state["held"], held.tolist())
-            check_models(state["held"], state["versions"], model, held.tolist())
+            check_models(state["held"], state["versions"], version, held.tolist())
             self.versions[rows] = state["versions"].to(self.device)
             if self.objective.uses_previous:
                 check_models(state["previous.clients"], state["previous"], model, range(own.stop - own.start))
@@ -172,8 +207,16 @@ class Group:
         rows = torch.from_numpy(plan.slots[held] + self._starts[place]).to(self.device)
         return held, rows, slice(int(self._holders[place]), int(self._holders[place + 1]))
 
-    def evaluate(self) -> list[Score]:
+    def evaluate(self, choose: Callable[[Task], TestSet | None]) -> list[Score | None]:
         """Evaluate all models, as many images at a time as a round trains on: memory is planned for that."""
         piece = max(1, min(TEST_PIECE, len(self._columns) * self._shape[1] // len(self.runs)))
-        with fast_kernels(self.device):
-            return evaluate(self.runs[0].task, self.net, self.models, piece)
+        scores: list[Score | None] = [None] * len(self.runs)
+        chosen = {i: test for i, run in enumerate(self.runs) if (test := choose(run.task)) is not None}
+        models = self.models[:, : self.net.layout.width]
+        for test in {id(each): each for each in chosen.values()}.values():
+            own = [i for i, each in chosen.items() if each is test]
+            with fast_kernels(self.device):
+                found = evaluate(self.runs[own[0]].task, self.net, models[own], test, piece)
+            for i, score in zip(own, found, strict=True):
+                scores[i] = score
+        return scores

@@ -1,0 +1,355 @@
+"""One run's clients at work, taken in order of arrival."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhist.clients.job import Job, Trainer
+from fedhist.errors import BadUpload, require
+from fedhist.simulation.run import Run
+from fedhist.simulation.sources.computed import Computed, Work, compute
+from fedhist.simulation.trial import Trial
+from fedhist.simulation.versions import Models, Versions
+from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
+from fedhist.world.clock import Clock, Start, Timetable
+from fedhist.world.faults import broken
+
+REJECTED_IN_A_ROW = 100
+"""Uploads that are rejected one after the other before a run is given up."""
+
+
+def clock_of(trial: Trial) -> Clock:
+    """Return the clock of a trial at its beginning."""
+    return Clock(trial.task.num_clients, trial.k, trial.speeds, trial.seed, trial.concurrency)
+
+
+class _Dropped(Rejected):
+    """An upload that never arrived."""
+
+
+class _Taken(NamedTuple):
+    """An upload that was accepted, as the strategy will see it, and its length."""
+
+    start: Start
+    row: Tensor
+    norm: float
+
+
+class Line:
+    """One run's clients at work.
+
+    While every upload is accepted, arrivals follow the schedule that was planned. A rejected upload changes who
+    arrives from there on, so a clock takes the schedule's place; until then both give the same arrivals.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer) -> None:
+        self.run, self.server, self._trainer = run, run.server, trainer
+        self._k, self._trial, self._parcel = run.trial.k, run.trial, run.parcel
+        self._feed: Timetable | Clock = self._clock() if run.trial.faults else Timetable(run.arriving.schedule, 0)
+        self._versions, self._last_models = Versions(self._holders()), Models()
+        self._uploads: dict[int, Computed] = {}
+        """By the number of the start: those that have not arrived yet."""
+        self._rounds: dict[int, Tensor] = {}
+        """The uploads of rounds to come, ``(K, P)`` each, while it is known who will be in them."""
+        self._closing: list[Start] = []
+
+    def _clock(self) -> Clock:
+        """Return the clock as it stands before the round under way, if every upload so far was accepted."""
+        clock = clock_of(self._trial)
+        clock.advance(self.server.round)
+        return clock
+
+    def _holders(self) -> Counter[int]:
+        """Return how many clients are at work on each version."""
+        versions, done, trial = self.run.arriving.schedule.versions, self.server.round, self._trial
+        if isinstance(self._feed, Clock):
+            return Counter(self._feed.versions.tolist())
+        if trial.schedule is not None:
+            return Counter(versions[done:].ravel().tolist())
+        sent = {1: trial.concurrency or trial.task.num_clients} | dict.fromkeys(range(2, done + 2), trial.k)
+        return Counter(sent) - Counter(versions[:done].ravel().tolist())
+
+    @property
+    def _round(self) -> int:
+        """The round under way."""
+        return self.server.round + 1
+
+    def begin(self) -> Work:
+        """Open a round; return the uploads that can be computed now.
+
+        Those of the next round that build on a version there is need not wait for this round to close.
+        """
+        self._versions.publish(self._round, self.server.version)
+        ahead = self._trainer.works_ahead and self._round < self._trial.rounds
+        return self._begun(self._feed.upcoming(2 * self._k if ahead else self._k))
+
+    def _begun(self, starts: Sequence[Start]) -> Work:
+        work: Work = []
+        for place, start in enumerate(starts):
+            if start.number not in self._uploads and start.version <= self._round:
+                ahead = place // self._k
+                upload = self._uploads[start.number] = Computed(self._row(ahead, place % self._k))
+                work.append((ahead, self._job(start), upload))
+        return work
+
+    def _row(self, ahead: int, place: int) -> Tensor:
+        """Return where to put an upload: new memory every round, since a strategy may keep what it is given."""
+        if isinstance(self._feed, Clock):
+            return self._empty()
+        if self._round + ahead not in self._rounds:
+            self._rounds[self._round + ahead] = self._empty(self._k)
+        return self._rounds[self._round + ahead][place]
+
+    def _empty(self, *rows: int) -> Tensor:
+        """Return room for an upload, or for several."""
+        return self.server.version.new_empty((*rows, self._parcel.row_width))
+
+    def _job(self, start: Start) -> Job:
+        trial, received, last = self._trial, self._versions[start.version], self._last_models.get(start.client)
+        who = start.client, start.version, trial.rounds
+        return Job(self.run.task, trial.local, trial.method.objective, trial.seed, *who, received, last)
+
+    def arrivals(self) -> Arrivals | None:
+        """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
+        starts = self._feed.upcoming(self._k)
+        uploads = [self._uploads[start.number].ready() for start in starts]
+        deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
+        if self.server.screen.waits:
+            self.measure()
+        arrivals = self._sent(deltas, starts)
+        norms: list[float] = torch.linalg.vector_norm(arrivals.deltas, dim=1).tolist()
+        verdict = self.server.judge(norms, [start.client for start in starts])
+        if self.server.diverged is not None:
+            return None
+        if verdict.fine and self._trial.faults is None:
+            self._feed.take(self._k)
+        elif not verdict.rejected and self._trial.schedule is not None:  # shortened, and nobody else has to come
+            self._feed.take(self._k)
+            arrivals, norms = self._clipped(arrivals, starts)
+        else:
+            taken = self._one_by_one() if self._follow_clock(verdict) else None
+            if taken is None:
+                return None
+            starts, norms = [each.start for each in taken], [each.norm for each in taken]
+            rows = torch.stack([each.row for each in taken])
+            arrivals = self._arrivals(rows, starts)
+            if self._colluding:
+                arrivals, norms = self._clipped(self._sent(rows, starts), starts)
+        self.server.screen.accepted([start.client for start in starts], norms)
+        self._settle(starts)
+        self._closing = starts
+        return arrivals
+
+    def closed(self) -> None:
+        """Write the round down, and send the new version to those who were in it."""
+        closing = self._closing  # not the arrivals, which a strategy may have changed
+        staleness = [self._round - start.version + 1 for start in closing]
+        self.server.keep_round([start.client for start in closing], staleness, [start.time for start in closing])
+        if self._trial.schedule is None:  # else who is sent what is known from the beginning
+            self._versions.holders[self._round] += self._k
+        if isinstance(self._feed, Clock):
+            self._feed.close(closing)
+        if not self._trainer.works_ahead:
+            self._uploads.clear()  # what was computed and has not arrived, as a resumed run would not have it
+
+    @property
+    def _colluding(self) -> bool:
+        return self.run.adversary is not None and self.run.adversary.attack.colludes
+
+    def _arrivals(self, rows: Tensor, starts: Sequence[Start]) -> Arrivals:
+        deltas, statistics, mail = self._parcel.parts(rows)
+        clients = np.array([start.client for start in starts])
+        versions = np.array([start.version for start in starts])
+        facts = self._round - versions + 1, clients, self.run.task.sizes[clients]
+        staleness, ids, sizes = (torch.from_numpy(fact).to(deltas.device) for fact in facts)
+        held, size = [self._versions[start.version] for start in starts], deltas.shape[1]
+        return Arrivals(
+            deltas,
+            staleness,
+            ids,
+            sizes,
+            validate=False,
+            mail=mail,
+            statistics=statistics,
+            received_from=lambda: torch.stack([version[:size] for version in held]),
+        )
+
+    def _sent(self, rows: Tensor, starts: Sequence[Start]) -> Arrivals:
+        """Return what arrives of honest uploads."""
+        honest = self._arrivals(rows, starts)
+        adversary = self.run.adversary
+        return honest if adversary is None else adversary.sent(honest, torch.tensor(self._round - 1))
+
+    def _settle(self, starts: Sequence[Start]) -> None:
+        """Forget uploads that have arrived; the clients themselves remember what they trained."""
+        for start in starts:
+            row = self._uploads.pop(start.number).ready()
+            if self._trial.method.objective.uses_previous:
+                self._last_models[start.client] = row[self._parcel.kept].clone()
+        self._versions.release([start.version for start in starts])
+
+    def _follow_clock(self, verdict: Verdict) -> bool:
+        """Let a clock take the place of the schedule, which no longer holds; return whether there is one."""
+        if isinstance(self._feed, Clock):
+            return True
+        if self._trial.schedule is not None:
+            reason = next(iter(verdict.rejected.values()))
+            what = f"in round {self._round} an upload is bad ({reason}), and a recorded schedule has no other"
+            self.server.diverge(self._round, what)
+            return False
+        clock = self._clock()
+        pairs = zip(self._feed.upcoming(self._k), clock.upcoming(self._k), strict=True)
+        self._uploads = {new.number: self._uploads[old.number] for old, new in pairs}
+        self._feed, self._rounds = clock, {}
+        return True
+
+    def _one_by_one(self) -> list[_Taken] | None:
+        """Take in arrivals until K are accepted; None if too many in a row are not."""
+        taken: list[_Taken] = []
+        in_a_row = injected = 0
+        while len(taken) < self._k or self._overdone(taken):
+            start = self._next(self._k - len(taken))
+            try:
+                taken.append(self._judged(start))
+                in_a_row = injected = 0
+            except Rejected as reason:
+                self._reject(start, reason)
+                in_a_row, injected = in_a_row + 1, injected + (self._fault(start) is not None)
+                if in_a_row == REJECTED_IN_A_ROW:
+                    what = (
+                        f"{in_a_row} uploads in a row were rejected in round {self._round}, the last because {reason}"
+                    )
+                    hint = "the faults that were asked for leave nothing to aggregate" if injected == in_a_row else None
+                    self.server.diverge(self._round, what, hint)
+                    return None
+        return taken
+
+    def _next(self, wanted: int) -> Start:
+        """Return the next arrival; it and those that may follow are computed together."""
+        starts = self._feed.upcoming(wanted)
+        if starts[0].number not in self._uploads:
+            compute(self._trainer, self._begun(starts))
+        self._feed.take(1)
+        return starts[0]
+
+    def _fault(self, start: Start) -> str | None:
+        """Return what happens to an upload on its way."""
+        trial = self._trial
+        return None if trial.faults is None else trial.faults.kind(trial.seed, start.client, start.number)
+
+    def measure(self) -> None:
+        """Tell the screen how long the first uploads are: those of the round, and more where it takes too few."""
+        self._versions.publish(self._round, self.server.version)
+        wanted = max(self._k, self.server.screen.first)
+        starts = [start for start in self._feed.upcoming(wanted) if start.version <= self._round]
+        more = [start for start in starts if start.number not in self._uploads]
+        uploads = {start.number: Computed(self._empty()) for start in more}
+        compute(self._trainer, [(0, self._job(start), uploads[start.number]) for start in more])
+        uploads |= self._uploads
+        sent = self._sent(torch.stack([uploads[start.number].ready() for start in starts]), starts).deltas
+        norms = []
+        for start, delta in zip(starts, sent, strict=True):
+            with contextlib.suppress(Rejected):
+                norms.append(self._arrived(start, delta)[1])
+        self.server.screen.begin(norms)
+
+    def _arrived(self, start: Start, sent: Tensor) -> tuple[Tensor, float]:
+        """Return what arrives of an upload that was sent, and its length; raise if it has not the right form."""
+        honest, kind = Upload(sent, start.client, start.version), self._fault(start)
+        num_clients = self._trial.task.num_clients
+        if kind == "dropped":
+            raise _Dropped("it was dropped")
+        upload = honest if kind is None else broken(kind, honest, num_clients, self._round)
+        return upload.delta, check_form(upload, honest, num_clients, self._round)
+
+    def _judged(self, start: Start) -> _Taken:
+        """Return an upload that is accepted; raise if it is not."""
+        row = self._uploads[start.number].ready()
+        sent = self._parcel.parts(row)[0]
+        if self.run.adversary is not None and not self._colluding:
+            sent = self._sent(row[None], [start]).deltas[0]
+        delta, norm = self._arrived(start, sent)
+        scale = self._scale(start, norm)
+        delta = delta if scale == 1 else delta * scale
+        return _Taken(start, torch.cat([delta, row[len(delta) :]]), norm * scale)
+
+    def _scale(self, start: Start, norm: float) -> float:
+        """Return the factor to multiply an upload by; raise if it is not accepted."""
+        scale = self.server.screen.admit(norm)
+        if scale < 1:
+            self._note(start, "clipped", f"its length was {norm:.3g}")
+        return scale
+
+    def _clipped(self, sent: Arrivals, starts: Sequence[Start]) -> tuple[Arrivals, list[float]]:
+        """Return uploads of attackers who waited for the others of their round, clipped where that is the policy."""
+        norms = [norm_of(delta) for delta in sent.deltas]
+        scales = [self._scale(start, norm) for start, norm in zip(starts, norms, strict=True)]  # none is rejected now
+        factors = torch.tensor(scales, dtype=sent.deltas.dtype, device=sent.deltas.device)
+        lengths = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
+        return replace(sent, deltas=sent.deltas * factors[:, None], validate=False), lengths
+
+    def _overdone(self, taken: list[_Taken]) -> bool:
+        """Reject colluding uploads that are too long; return whether there were any."""
+        if not self._colluding:
+            return False
+        sent = self._sent(torch.stack([each.row for each in taken]), [each.start for each in taken]).deltas
+        kept = []
+        for each, delta in zip(taken, sent, strict=True):
+            try:
+                self.server.screen.admit(norm_of(delta))
+                kept.append(each)
+            except Rejected as reason:
+                self._reject(each.start, reason)
+        overdone = len(kept) < len(taken)
+        taken[:] = kept
+        return overdone
+
+    def _reject(self, start: Start, reason: Rejected) -> None:
+        """Let a client whose upload was not accepted start again from the current model."""
+        dropped = isinstance(reason, _Dropped)
+        if not dropped and self.server.screen.policy == "stop":
+            raise BadUpload(f"{self._trial}: client {start.client}'s upload in round {self._round} is bad: {reason}.")
+        self._note(start, "dropped" if dropped else "rejected", str(reason))
+        self.server.screen.alarmed |= not dropped
+        self._versions.holders[self._round] += 1
+        self._versions.publish(self._round, self.server.version)
+        self._settle([start])
+        assert isinstance(self._feed, Clock)
+        self._feed.again(start)
+
+    def _note(self, start: Start, event: str, reason: str) -> None:
+        self.server.note(self._round, start.time, event, client=start.client, reason=reason)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the rounds to come depend on; uploads computed ahead come out the same again."""
+        state = dict(zip(("held", "versions"), self._versions.state(), strict=True))
+        if self._trial.method.objective.uses_previous:
+            state |= zip(("previous.clients", "previous"), self._last_models.state(), strict=True)
+        if isinstance(self._feed, Clock):
+            state |= {f"clock.{name}": torch.from_numpy(array) for name, array in self._feed.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        trial, version, done = self._trial, self.server.version, self.server.round
+        clock = {name.removeprefix("clock."): t.numpy() for name, t in state.items() if name.startswith("clock.")}
+        require(trial.schedule is None if clock else trial.faults is None, "its arrivals come from elsewhere")
+        if clock:
+            self._feed = clock_of(trial)
+            self._feed.restore(clock)
+            require(self._feed.round == done, f"its clock has closed {self._feed.round} rounds instead of {done}")
+        else:
+            self._feed = Timetable(self.run.arriving.schedule, done)
+        self._versions = Versions(self._holders())
+        self._versions.restore(state["held"], state["versions"], version, self._versions.held(done))
+        if trial.method.objective.uses_previous:
+            clients, models = state["previous.clients"], state["previous"]
+            self._last_models.restore(clients, models, self.server.model, range(trial.task.num_clients))
+        self._uploads, self._rounds = {}, {}
