@@ -142,6 +142,7 @@ class NativeWorker:
 
     def outputs(self, x: Tensor, index: Indices, model: Tensor) -> Tensor:
         """Return a model's outputs for some examples, ``(examples, outputs)``."""
+        index, model = np.ascontiguousarray(index, np.int64), model.contiguous()
         batch, outputs = min(TEST_PIECE, len(index)), torch.empty(len(index), self.model.outputs)
         self.model.kernel.fedhist_outputs(
             self.model.plain, model.data_ptr(), x.data_ptr(), index.ctypes.data, len(index), batch, outputs.data_ptr(),
@@ -152,7 +153,7 @@ class NativeWorker:
     def evaluate(self, model: Tensor, part: slice) -> Score:
         """Evaluate a model on part of the test set."""
         x, y = self.model.x_test, self.model.y_test
-        return self.score(x, y, np.arange(len(y))[part], model.contiguous())
+        return self.score(x, y, np.arange(len(y))[part], model)
 
     def score(self, x: Tensor, y: Tensor, index: Indices, model: Tensor) -> Score:
         """Evaluate a model on some examples."""
