@@ -129,6 +129,22 @@ def test_clipping_by_hand() -> None:
         torch.testing.assert_close(upload, length * direction)
 
 
+def test_parameters_that_no_layer_uses() -> None:
+    """The terms beside the loss move them, in each step by that step's gradient."""
+
+    class Partly(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*net())
+            self.unused = nn.Parameter(torch.ones(9))
+
+    x, y = normal(EXAMPLES, 2, 6, 6), torch.arange(EXAMPLES) % OUTPUTS
+    task = fh.Task(Partly, x, y, [np.arange(EXAMPLES)], x, y)
+    shift = normal(task.layout.size, seed=3)
+    for clip in (0.0, 0.5):
+        descent = native.Descent(lr=0.1, momentum=0.5, mu=0.5, clip_norm=clip)
+        assert_near(*uploads(task, descent, lambda own: torch.optim.SGD(own, 0.1, 0.5), shift))
+
+
 def test_clipping_does_not_hide_nan() -> None:
     task = task_of()
     task.x[0] = torch.nan

@@ -61,19 +61,21 @@ class NativeModel:
         module = task.build(seed)
         trained, evaluated = (_layers(module.train(mode), task) for mode in (True, False))
         _expect(not any(map(_is_dropout, evaluated)), "the model drops values in evaluation, too")
-        self.kernel, self.outputs = native.kernel(), int(evaluated[-1].out_channels)
+        self.kernel = native.kernel()
+        self.outputs = int(evaluated[-1].out_channels)
         """The number of outputs of the model, such as its classes."""
         self.is_random = any(map(_is_dropout, trained))
+        """Whether training draws random numbers."""
         self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
         expected = (torch.int64, 1) if loss == native.CROSS_ENTROPY else (torch.float32, self.outputs)
-        _expect(
-            (self.y.dtype, self.y[0].numel()) == expected, "the targets do not fit the loss and the model's outputs"
-        )
+        fits = (self.y.dtype, self.y[0].numel()) == expected
+        _expect(fits, "the targets do not fit the loss and the model's outputs")
 
         def net(layers: Sequence[native.Layer]) -> native.Net:
             return native.Net((native.Layer * len(layers))(*layers), len(layers), task.layout.size, loss)
 
         self.plain = net(evaluated)
+        """The net as it is evaluated."""
         # The module's own dropout draws other numbers, so that both are compared without.
         self.net = net([_keeping_all(layer) for layer in trained])
         self._check(module.eval(), task, function)
@@ -91,8 +93,8 @@ class NativeModel:
         own = dict(module.named_parameters())
         with torch.enable_grad():
             outputs = module(x)
-            own_slopes = [own[name] for name in task.layout.shapes]
-            slopes = torch.autograd.grad(loss(outputs, y), own_slopes, materialize_grads=True)
+            parameters = [own[name] for name in task.layout.shapes]
+            slopes = torch.autograd.grad(loss(outputs, y), parameters, materialize_grads=True)
         expected = torch.cat([slope.flatten() for slope in slopes])
         worker, upload, index = NativeWorker(self), torch.empty_like(model), np.arange(PROBE)
         worker.descend(native.Descent(lr=1), x, y, [index], model, upload)

@@ -74,4 +74,6 @@ static void descend(int64_t size, const Descent *descent, int64_t step, const fl
     if (apart) complete(size, descent, received, shift, space);
     if (descent->adam != SGD) adam(size, descent, step, mu, received, space);
     else sgd(size, descent, mu, received, space);
+    /* The next backward pass leaves alone what belongs to parameters that no layer uses. */
+    if (apart) memset(space->gradient, 0, sizeof(float) * (size_t)size);
 }
