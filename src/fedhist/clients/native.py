@@ -16,12 +16,28 @@ from fedhist.clients.objectives import CrossEntropy, Objective, Proximal
 from fedhist.data.task import Task
 from fedhist.errors import reason
 from fedhist.native import Unavailable
+from fedhist.streams import Stream
 
 Indices = NDArray[np.int64]
 TEST_PIECE = 32
 """Test examples that are evaluated at a time."""
 PROBE = 5
 """Examples with which a model is tried."""
+
+_LOSSES: dict[str | None, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cross-entropy": (native.CROSS_ENTROPY, F.cross_entropy),
+    "mse": (native.SQUARED_ERROR, F.mse_loss),
+    "bce": (native.BINARY_CROSS_ENTROPY, F.binary_cross_entropy_with_logits),
+    "huber": (native.HUBER, F.huber_loss),
+}
+
+
+def _dropout(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    def module(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
+        return kind(p, inplace).train(training)
+
+    return module
+
 
 # The modules that do the same as functions and methods of tensors.
 _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
@@ -30,6 +46,8 @@ _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "reshape", "view"), lambda *_, **__: nn.Flatten()),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
     F.avg_pool2d: nn.AvgPool2d,
+    F.dropout: _dropout(nn.Dropout),
+    F.dropout2d: _dropout(nn.Dropout2d),
 }
 
 
@@ -37,33 +55,52 @@ class NativeModel:
     """A task's model and data as the kernel takes them, shared by all threads; raises :class:`Unavailable`."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        module = task.build(seed).train()
-        layers = _layers(module, task)
-        self.kernel, self.classes = native.kernel(), task.num_classes
+        name = getattr(task, "loss_name", "cross-entropy")
+        _expect(name in _LOSSES, "the kernel has no such loss")
+        loss, function = _LOSSES[name]
+        module = task.build(seed)
+        trained, evaluated = (_layers(module.train(mode), task) for mode in (True, False))
+        _expect(not any(map(_is_dropout, evaluated)), "the model drops values in evaluation, too")
+        self.kernel = native.kernel()
+        self.outputs = int(evaluated[-1].out_channels)
+        """The number of outputs of the model, such as its classes."""
+        self.is_random = any(map(_is_dropout, trained))
+        """Whether training draws random numbers."""
         self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
-        self._layers = (native.Layer * len(layers))(*layers)
-        self.net = native.Net(self._layers, len(layers), task.layout.size)
-        self._check(module, task)
+        expected = (torch.int64, 1) if loss == native.CROSS_ENTROPY else (torch.float32, self.outputs)
+        fits = (self.y.dtype, self.y[0].numel()) == expected
+        _expect(fits, "the targets do not fit the loss and the model's outputs")
 
-    def _check(self, module: nn.Module, task: Task) -> None:
-        """Compare a gradient and a loss with the module's own, in case its layers were misread."""
+        def net(layers: Sequence[native.Layer]) -> native.Net:
+            return native.Net((native.Layer * len(layers))(*layers), len(layers), task.layout.size, loss)
+
+        self.plain = net(evaluated)
+        """The net as it is evaluated."""
+        # The module's own dropout draws other numbers, so that both are compared without.
+        self.net = net([_keeping_all(layer) for layer in trained])
+        self._check(module.eval(), task, function)
+        self.net = net(trained)
+
+    def _check(self, module: nn.Module, task: Task, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Compare a gradient and outputs with the module's own, in case its layers were misread."""
         random = torch.Generator().manual_seed(0)
         x = torch.randn(PROBE, *task.x.shape[1:], generator=random)
-        y = torch.arange(PROBE) % self.classes
+        y = torch.rand(PROBE, self.outputs, generator=random)
+        if self.net.loss == native.CROSS_ENTROPY:
+            y = torch.arange(PROBE) % self.outputs
         model = task.layout.flatten(module) + 0.05 * torch.randn(task.layout.size, generator=random)
         task.layout.load(module, model)
         own = dict(module.named_parameters())
         with torch.enable_grad():
-            loss = F.cross_entropy(module(x), y)
-            slopes = torch.autograd.grad(loss, [own[name] for name in task.layout.shapes], materialize_grads=True)
+            outputs = module(x)
+            parameters = [own[name] for name in task.layout.shapes]
+            slopes = torch.autograd.grad(loss(outputs, y), parameters, materialize_grads=True)
         expected = torch.cat([slope.flatten() for slope in slopes])
-        with torch.no_grad():
-            evaluated = F.cross_entropy(module.eval()(x), y, reduction="sum").item()
         worker, upload, index = NativeWorker(self), torch.empty_like(model), np.arange(PROBE)
         worker.descend(native.Descent(lr=1), x, y, [index], model, upload)
-        seen = worker.score(x, y, index, model).total_loss
-        near = torch.linalg.norm(upload - expected) <= 1e-3 * torch.linalg.norm(expected)
-        _expect(bool(near) and math.isclose(seen, evaluated, rel_tol=1e-3), "a trial gave other results than PyTorch")
+        for ours, theirs in ((upload, expected), (worker.outputs(x, index, model), outputs.detach())):
+            near = torch.linalg.norm(ours - theirs) <= 1e-3 * torch.linalg.norm(theirs)
+            _expect(bool(near), "a trial gave other results than PyTorch")
 
 
 class NativeWorker:
@@ -73,9 +110,9 @@ class NativeWorker:
         self.model = model
         self._scratch = np.empty(0, np.uint8)
 
-    def _address(self, batch: int) -> int:
+    def _address(self, net: native.Net, batch: int, adam: int = native.SGD) -> int:
         """Return where scratch memory for such batches begins."""
-        needed = self.model.kernel.fedhist_scratch(self.model.net, batch) + 64
+        needed = self.model.kernel.fedhist_scratch(net, batch, adam) + 64
         if len(self._scratch) < needed:
             self._scratch = np.empty(needed, np.uint8)
         return -(-self._scratch.ctypes.data // 64) * 64
@@ -83,32 +120,50 @@ class NativeWorker:
     def train(self, job: Job, out: Tensor) -> None:
         """Write a job's upload."""
         local, mu = job.local, job.objective.mu if isinstance(job.objective, Proximal) else 0.0
-        descent = native.Descent(local.lr, local.momentum, local.weight_decay, mu)
+        key = Stream(job.seed, "dropout").integer(job.client, job.version) if self.model.is_random else 0
+        descent = native.Descent(local.lr, local.momentum, local.weight_decay, mu, key=key)
         self.descend(descent, self.model.x, self.model.y, job.batches(), job.received.contiguous(), out)
 
     def descend(
-        self, descent: native.Descent, x: Tensor, y: Tensor, batches: Sequence[Indices], received: Tensor, out: Tensor
+        self,
+        descent: native.Descent,
+        x: Tensor,
+        y: Tensor,
+        batches: Sequence[Indices],
+        received: Tensor,
+        out: Tensor,
+        shift: Tensor | None = None,
     ) -> None:
-        """Train on minibatches, which are given by the indices of their examples."""
+        """Train on minibatches, given by the indices of their examples; `shift` is added to each step's gradient."""
         sizes, index = np.array([len(batch) for batch in batches]), np.concatenate(batches)
         self.model.kernel.fedhist_train(
             self.model.net, descent, x.data_ptr(), y.data_ptr(), index.ctypes.data, sizes.ctypes.data, len(sizes),
-            received.data_ptr(), out.data_ptr(), self._address(int(sizes.max())),
+            received.data_ptr(), None if shift is None else shift.data_ptr(), out.data_ptr(),
+            self._address(self.model.net, int(sizes.max()), descent.adam),
         )  # fmt: skip
+
+    def outputs(self, x: Tensor, index: Indices, model: Tensor) -> Tensor:
+        """Return a model's outputs for some examples, ``(examples, outputs)``."""
+        index, model = np.ascontiguousarray(index, np.int64), model.contiguous()
+        batch, outputs = min(TEST_PIECE, len(index)), torch.empty(len(index), self.model.outputs)
+        self.model.kernel.fedhist_outputs(
+            self.model.plain, model.data_ptr(), x.data_ptr(), index.ctypes.data, len(index), batch, outputs.data_ptr(),
+            self._address(self.model.plain, batch),
+        )  # fmt: skip
+        return outputs
 
     def evaluate(self, model: Tensor, part: slice) -> Score:
         """Evaluate a model on part of the test set."""
         x, y = self.model.x_test, self.model.y_test
-        return self.score(x, y, np.arange(len(y))[part], model.contiguous())
+        return self.score(x, y, np.arange(len(y))[part], model)
 
     def score(self, x: Tensor, y: Tensor, index: Indices, model: Tensor) -> Score:
         """Evaluate a model on some examples."""
-        correct, batch = np.zeros(self.model.classes, np.int64), min(TEST_PIECE, len(index))
-        loss = self.model.kernel.fedhist_evaluate(
-            self.model.net, model.data_ptr(), x.data_ptr(), y.data_ptr(), index.ctypes.data, len(index), batch,
-            correct.ctypes.data, self._address(batch),
-        )  # fmt: skip
-        return Score(loss, correct, np.bincount(y.numpy()[index], minlength=self.model.classes))
+        logits, labels = self.outputs(x, index, model), y[torch.from_numpy(index)]
+        loss = F.cross_entropy(logits, labels, reduction="sum").item()
+        right = labels[logits.argmax(dim=1) == labels]
+        counts = (torch.bincount(each, minlength=self.model.outputs).numpy() for each in (right, labels))
+        return Score(loss, *counts)
 
 
 def supports(objective: Objective) -> bool:
@@ -139,7 +194,7 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
         traced = _traced(module, PROBE)
         other = _traced(module, 1 << 20)
         run = fx.Interpreter(traced, garbage_collect_values=False)
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
     except Exception as error:  # tracing runs the model's own code, which may raise anything
         raise Unavailable(f"the model cannot be traced ({reason(error)})") from error
@@ -151,10 +206,20 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
             _expect(node.args[0] is chain.tip, "the model does not return the output of its last layer")
         elif isinstance(run.env[node], Tensor):  # numbers, such as sizes, are only arguments of what follows
             chain.append(node, traced, run.env)
-    last = chain.layers[-1] if chain.layers else native.Layer()
-    outputs = last.out_channels, last.out_height, last.out_width
-    _expect(outputs == (task.num_classes, 1, 1), "the model does not end in a layer with one output per class")
+    outputs = chain.layers[-1].out_channels if chain.layers else 0
+    _expect(chain.shape == (PROBE, outputs), "the model does not end in a layer with one output per class")
     return chain.layers
+
+
+def _is_dropout(layer: native.Layer) -> bool:
+    return layer.kind in _DROPOUTS.values()
+
+
+def _keeping_all(layer: native.Layer) -> native.Layer:
+    """Return a layer without its dropout."""
+    layer = native.Layer.from_buffer_copy(layer)
+    layer.threshold, layer.scale = -(2**63), 1
+    return layer
 
 
 def _traced(module: nn.Module, batch: int) -> fx.GraphModule:
@@ -178,12 +243,12 @@ def _expect(condition: bool, otherwise: str) -> None:
 
 
 class _Chain:
-    """The layers so far, and the node that holds their output."""
+    """The layers so far, and the node and the shape of their output."""
 
     def __init__(self, module: nn.Module, task: Task) -> None:
         self.layers: list[native.Layer] = []
         self.tip: fx.Node | None = None
-        self._shape: tuple[int, ...] = ()
+        self.shape: tuple[int, ...] = ()
         own = dict(module.named_parameters())
         starts = np.cumsum([0, *task.layout.sizes]).tolist()
         self._places = {id(own[name]): start for name, start in zip(task.layout.shapes, starts, strict=False)}
@@ -196,7 +261,7 @@ class _Chain:
             _expect(used == [self.tip] == [*node.args[:1]], f"{node} is not part of a simple chain of layers")
             self._append(_as_module(node, traced), shape)
         _expect(node.op != "placeholder" or self.tip is None, "the model takes more than one input")
-        self.tip, self._shape = node, shape
+        self.tip, self.shape = node, shape
 
     def _append(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
         kind = type(layer)  # a subclass may compute anything
@@ -208,10 +273,12 @@ class _Chain:
             # The kernel has nothing to do, except before a convolution, whose input may need padding.
             _expect(shape[0] == PROBE and (len(shape) == 2 or not self.layers), "the model reshapes between its layers")
         elif kind is nn.Linear:
-            _expect(len(self._shape) == 2, "a linear layer has an input of more than two axes")
-            self._add(native.CONVOLUTION, layer, (*self._shape, 1, 1), (*shape, 1, 1))
+            _expect(len(self.shape) == 2, "a linear layer has an input of more than two axes")
+            self._add(native.CONVOLUTION, layer, (*self.shape, 1, 1), (*shape, 1, 1))
         elif kind in _KINDS:
-            self._add(_KINDS[kind], layer, self._shape, shape)
+            self._add(_KINDS[kind], layer, self.shape, shape)
+        elif kind in _DROPOUTS:
+            self._drop(_DROPOUTS[kind], layer)
         else:
             raise Unavailable(f"the kernel has no {kind.__name__}")
 
@@ -223,6 +290,18 @@ class _Chain:
         _expect(last.activation == native.IDENTITY and fits, "an activation follows another or max pooling")
         last.activation = activation
 
+    def _drop(self, kind: int, layer: Any) -> None:
+        if not layer.training:
+            return
+        images = len(self.shape) == 4
+        _expect(images or kind == native.DROPOUT, "whole channels are dropped of what is not an image")
+        sides = self.shape[1:] if images else (math.prod(self.shape[1:]), 1, 1)
+        threshold = min(int(layer.p * 2**64), 2**64 - 1) - 2**63
+        scale = 1 / (1 - layer.p) if layer.p < 1 else 0
+        call = sum(map(_is_dropout, self.layers))
+        window = 1, 1, 1, 1, 0, 0
+        self.layers.append(native.Layer(kind, native.IDENTITY, *sides, *sides, *window, -1, -1, call, threshold, scale))
+
     def _add(self, kind: int, layer: Any, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> None:
         places = []
         for parameter in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
@@ -232,6 +311,7 @@ class _Chain:
 
 
 _KINDS = {nn.Conv2d: native.CONVOLUTION, nn.MaxPool2d: native.MAX_POOL, nn.AvgPool2d: native.AVERAGE_POOL}
+_DROPOUTS = {nn.Dropout: native.DROPOUT, nn.Dropout2d: native.CHANNEL_DROPOUT}
 
 
 def _as_module(node: fx.Node, traced: fx.GraphModule) -> nn.Module:

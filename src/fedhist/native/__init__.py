@@ -41,30 +41,41 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("out_channels", "out_height", "out_width")),
         *((name, ctypes.c_int32) for name in ("kernel_height", "kernel_width", "stride_height", "stride_width")),
         *((name, ctypes.c_int32) for name in ("pad_height", "pad_width")),
-        *((name, ctypes.c_int64) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("weight", "bias", "call", "threshold")),
+        ("scale", ctypes.c_float),
     ]
 
 
 class Net(ctypes.Structure):
-    """A chain of layers over one flat parameter vector."""
+    """A chain of layers over one flat parameter vector, and the loss of its outputs."""
 
-    _fields_ = [("layers", ctypes.POINTER(Layer)), ("num_layers", ctypes.c_int64), ("num_parameters", ctypes.c_int64)]
+    _fields_ = [
+        ("layers", ctypes.POINTER(Layer)),
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_parameters", "loss")),
+    ]
 
 
 class Descent(ctypes.Structure):
-    """The parameters of local SGD, and `μ` of FedProx."""
+    """The parameters of a local optimizer, `μ` of FedProx, and the key of what dropout draws."""
 
-    _fields_ = [(name, ctypes.c_float) for name in ("lr", "momentum", "weight_decay", "mu")]
+    _fields_ = [
+        *((name, ctypes.c_double) for name in ("lr", "momentum", "weight_decay", "mu")),
+        *((name, ctypes.c_int64) for name in ("nesterov", "adam")),
+        *((name, ctypes.c_double) for name in ("beta1", "beta2", "eps", "clip_norm")),
+        ("key", ctypes.c_uint64),
+    ]
 
 
-CONVOLUTION, MAX_POOL, AVERAGE_POOL = range(3)
+CONVOLUTION, MAX_POOL, AVERAGE_POOL, DROPOUT, CHANNEL_DROPOUT = range(5)
 IDENTITY, RELU, TANH = range(3)
+CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY, HUBER = range(4)
+SGD, ADAM, ADAMW = range(3)
 
 _ARGUMENTS = {
     # The type of the result, and the arguments; a star marks an address.
-    "fedhist_scratch": (ctypes.c_size_t, "net batch"),
-    "fedhist_train": (None, "net descent *x *y *index *sizes steps *received *upload *scratch"),
-    "fedhist_evaluate": (ctypes.c_double, "net *parameters *x *y *index count batch *correct *scratch"),
+    "fedhist_scratch": (ctypes.c_size_t, "net batch adam"),
+    "fedhist_train": (None, "net descent *x *y *index *sizes steps *received *shift *upload *scratch"),
+    "fedhist_outputs": (None, "net *parameters *x *index count batch *outputs *scratch"),
 }
 _TYPES = {"net": ctypes.POINTER(Net), "descent": ctypes.POINTER(Descent)}
 

@@ -1,4 +1,5 @@
 /* The layers of a small net, row by row, with a batch's examples in the lanes of vector registers. */
+#pragma once
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,8 +36,10 @@ typedef float lanes __attribute__((vector_size(4 * LANES)));
     default: WITH_COLUMNS(ROWS, columns, TILE);                                                                     \
     }
 
-enum { CONVOLUTION, MAX_POOL, AVERAGE_POOL };
+enum { CONVOLUTION, MAX_POOL, AVERAGE_POOL, DROPOUT, CHANNEL_DROPOUT };
 enum { IDENTITY, RELU, TANH };
+enum { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY, HUBER };
+enum { SGD, ADAM, ADAMW };
 
 typedef struct {
     int32_t kind, activation;
@@ -44,15 +47,21 @@ typedef struct {
     int32_t out_channels, out_height, out_width;
     int32_t kernel_height, kernel_width, stride_height, stride_width, pad_height, pad_width;
     int64_t weight, bias; /* where they begin in the flat vector; -1 is none */
+    int64_t call;         /* dropout: how many calls of a forward pass draw before this one */
+    int64_t threshold;    /* 64 random bits from here on keep a value, */
+    float scale;          /* which is multiplied by this */
 } Layer;
 
 typedef struct {
     const Layer *layers;
-    int64_t num_layers, num_parameters;
+    int64_t num_layers, num_parameters, loss;
 } Net;
 
 typedef struct {
-    float lr, momentum, weight_decay, mu;
+    double lr, momentum, weight_decay, mu;
+    int64_t nesterov, adam;
+    double beta1, beta2, eps, clip_norm; /* clip_norm: 0 is none */
+    uint64_t key;                        /* of what dropout draws */
 } Descent;
 
 /* An image of vectors. Rows and planes are counted in vectors. */
@@ -63,12 +72,13 @@ typedef struct {
 
 /* Scratch memory, carved up for batches of so many vectors. */
 typedef struct {
+    bool adam; /* whether there are squares */
     int vectors;
     lanes *images, **values; /* all activations end to end; where each layer's input begins, and the logits */
     lanes *slopes[2];        /* gradients with respect to a layer's output and input, by turns */
     lanes *sums;             /* a convolution's weight gradient, not yet summed over lanes */
     float *transposed;       /* a linear layer's input as [example, feature] */
-    float *local, *gradient, *velocity;
+    float *local, *gradient, *velocity, *squares; /* the last two are Adam's moments, too */
     int32_t *patch, *plane; /* distance of a patch's elements, and of channels, in vectors */
     size_t image_bytes;
 } Space;
@@ -116,6 +126,7 @@ static size_t carve(const Net *net, int64_t batch, uintptr_t base, Space *space)
     TAKE(local, flat);
     TAKE(gradient, flat);
     TAKE(velocity, flat);
+    TAKE(squares, space->adam ? flat : 0);
     TAKE(values, sizeof(lanes *) * (size_t)(net->num_layers + 1));
     TAKE(images, 0);
     for (int64_t l = 0; l <= net->num_layers; l++) {

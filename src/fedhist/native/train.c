@@ -7,7 +7,9 @@
  *
  * Nothing is global and nothing allocated: threads that bring their own scratch memory do not meet.
  */
-#include "layers.h"
+#include "descent.h"
+#include "dropout.h"
+#include "losses.h"
 
 /* Where a convolution's patch elements and channels lie, as distances in vectors. */
 static void measure(const Layer *layer, Image in, Image out, const Space *space) {
@@ -38,7 +40,7 @@ static void gather(const Layer *layer, const float *x, const int64_t *index, int
 }
 
 /* Compute all activations. Each layer goes row by row, so that a row is used while it is in the cache. */
-static void forward(const Net *net, const float *parameters, const Space *space) {
+static void forward(const Net *net, const float *parameters, uint64_t key, const Space *space) {
     for (int64_t l = 0; l < net->num_layers; l++) {
         const Layer *layer = net->layers + l;
         const float *weight = parameters + layer->weight, *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
@@ -47,14 +49,15 @@ static void forward(const Net *net, const float *parameters, const Space *space)
         if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
         for (int y = 0; y < layer->out_height; y++) {
             if (layer->kind == CONVOLUTION) convolve(layer, y, false, weight, bias, in, out, space);
+            else if (drops(layer)) drop(layer, y, key, in, out, space->vectors);
             else pool(layer, y, false, in, out, in, out, space->vectors);
             activate(layer, y, false, out, out, space->vectors);
         }
     }
 }
 
-/* Turn the gradient of the logits, in slopes[0], into that of all parameters. */
-static void backward(const Net *net, const float *parameters, int examples, const Space *space) {
+/* Turn the gradient of the outputs, in slopes[0], into that of all parameters. */
+static void backward(const Net *net, const float *parameters, uint64_t key, int examples, const Space *space) {
     for (int64_t l = net->num_layers - 1, turn = 0; l >= 0; l--, turn = !turn) {
         const Layer *layer = net->layers + l;
         bool last = l == net->num_layers - 1, convolution = layer->kind == CONVOLUTION && !is_linear(layer);
@@ -88,36 +91,13 @@ static void backward(const Net *net, const float *parameters, int examples, cons
                            sizeof(lanes) * (size_t)in_slope.row);
             if (layer->kind == CONVOLUTION)
                 convolve(layer, y, true, parameters + layer->weight, NULL, in_slope, out_slope, space);
+            else if (drops(layer)) drop(layer, y, key, out_slope, in_slope, vectors);
             else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
         }
         if (is_linear(layer)) linear_gradient(layer, in, out_slope, examples, space, gradient + layer->weight);
         for (ptrdiff_t i = 0; convolution && i < weights; i++)
             gradient[layer->weight + i] = sum_of_lanes(space->sums[i]);
     }
-}
-
-/* Return the summed cross-entropy of the logits. Count hits per class, or write the gradient of the mean. */
-static double cross_entropy(const Net *net, const int64_t *y, const int64_t *index, int examples, const Space *space,
-                            int64_t *correct, float *slope) {
-    int classes = net->layers[net->num_layers - 1].out_channels, stride = space->vectors * LANES;
-    const float *logits = (const float *)space->values[net->num_layers];
-    double total = 0;
-    if (slope) memset(slope, 0, sizeof(float) * (size_t)(classes * stride));
-    for (int lane = 0; lane < examples; lane++) {
-        const float *logit = logits + lane;
-        int64_t label = y[index[lane]];
-        int top = 0;
-        float sum = 0;
-        for (int c = 1; c < classes; c++)
-            if (logit[c * stride] > logit[top * stride]) top = c;
-        float most = logit[top * stride];
-        for (int c = 0; c < classes; c++) sum += expf(logit[c * stride] - most);
-        total += logf(sum) + most - logit[label * stride];
-        if (correct) correct[label] += top == label;
-        for (int c = 0; slope && c < classes; c++)
-            slope[c * stride + lane] = (expf(logit[c * stride] - most) / sum - (c == label)) / (float)examples;
-    }
-    return total;
 }
 
 /* Start a batch of another size: margins must be zero, and nothing may be left in the lanes of old. */
@@ -129,48 +109,48 @@ static void prepare(const Net *net, int64_t examples, char *scratch, Space *spac
 }
 
 /* Return the bytes of scratch memory, aligned to 64, that batches of up to so many examples take. */
-size_t fedhist_scratch(const Net *net, int64_t batch) {
-    return carve(net, (batch + LANES - 1) / LANES * LANES, 0, &(Space){0});
+size_t fedhist_scratch(const Net *net, int64_t batch, int64_t adam) {
+    return carve(net, (batch + LANES - 1) / LANES * LANES, 0, &(Space){.adam = adam != SGD});
 }
 
-/* Train from `received` on minibatches, whose sizes and examples are listed end to end, and write the upload. */
-void fedhist_train(const Net *net, const Descent *descent, const float *x, const int64_t *y, const int64_t *index,
-                   const int64_t *sizes, int64_t steps, const float *received, float *upload, char *scratch) {
-    Space space = {0};
-    float lr = descent->lr, momentum = descent->momentum, decay = descent->weight_decay, mu = descent->mu;
+/* Train from `received` on minibatches, whose sizes and examples are listed end to end, and write the upload.
+ * `shift`, if any, is added to the gradient of every step. */
+void fedhist_train(const Net *net, const Descent *descent, const float *x, const void *y, const int64_t *index,
+                   const int64_t *sizes, int64_t steps, const float *received, const float *shift, float *upload,
+                   char *scratch) {
+    Space space = {.adam = descent->adam != SGD};
+    size_t flat = sizeof(float) * (size_t)net->num_parameters;
     for (int64_t step = 0; step < steps; index += sizes[step++]) {
         int examples = (int)sizes[step];
+        uint64_t key = step_key(descent->key, step);
         prepare(net, examples, scratch, &space);
-        float *restrict local = space.local, *restrict gradient = space.gradient, *restrict velocity = space.velocity;
         if (step == 0) {
-            memcpy(local, received, sizeof(float) * (size_t)net->num_parameters);
-            memset(gradient, 0, sizeof(float) * (size_t)net->num_parameters);
-            memset(velocity, 0, sizeof(float) * (size_t)net->num_parameters);
+            memcpy(space.local, received, flat);
+            memset(space.gradient, 0, flat);
+            memset(space.velocity, 0, flat);
+            if (space.adam) memset(space.squares, 0, flat);
         }
         gather(net->layers, x, index, examples, &space);
-        forward(net, local, &space);
-        cross_entropy(net, y, index, examples, &space, NULL, (float *)space.slopes[0]);
-        backward(net, local, examples, &space);
-        for (int64_t i = 0; i < net->num_parameters; i++) {
-            float slope = gradient[i] + mu * (local[i] - received[i]) + decay * local[i];
-            velocity[i] = momentum * velocity[i] + slope;
-            local[i] -= lr * velocity[i];
-        }
+        forward(net, space.local, key, &space);
+        differentiate(net, y, index, examples, &space);
+        backward(net, space.local, key, examples, &space);
+        descend(net->num_parameters, descent, step, received, shift, &space);
     }
     for (int64_t i = 0; i < net->num_parameters; i++) upload[i] = received[i] - space.local[i];
 }
 
-/* Add the number of correctly classified examples to their classes, and return the summed loss. */
-double fedhist_evaluate(const Net *net, const float *parameters, const float *x, const int64_t *y,
-                        const int64_t *index, int64_t count, int64_t batch, int64_t *correct, char *scratch) {
+/* Write a model's outputs for some examples, one row for each. */
+void fedhist_outputs(const Net *net, const float *parameters, const float *x, const int64_t *index, int64_t count,
+                     int64_t batch, float *outputs, char *scratch) {
     Space space = {0};
-    double loss = 0;
+    int width = net->layers[net->num_layers - 1].out_channels;
     for (int64_t at = 0; at < count; at += batch) {
         int examples = (int)(count - at < batch ? count - at : batch);
         prepare(net, examples, scratch, &space);
         gather(net->layers, x, index + at, examples, &space);
-        forward(net, parameters, &space);
-        loss += cross_entropy(net, y, index + at, examples, &space, correct, NULL);
+        forward(net, parameters, 0, &space);
+        const float *output = (const float *)space.values[net->num_layers];
+        for (int e = 0; e < examples; e++)
+            for (int c = 0; c < width; c++) *outputs++ = output[c * space.vectors * LANES + e];
     }
-    return loss;
 }
