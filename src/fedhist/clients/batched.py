@@ -104,6 +104,8 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
     own = {"version": side.version, "previous": side.previous, "has_previous": side.has_previous}
     own |= {name: each for name, each in (("mail", mail), ("key", side.keys)) if each is not None}
     optimizer = optimizer_of(side.local)
+    shift = getattr(objective, "shift", None)
+    moved_by = None if shift is None else shift(mail, side.previous, side.has_previous[:, None])
     flat, rest = side.version[:, :size], side.version[:, size : layout.width]
     net.module.train()
     with torch.enable_grad():
@@ -112,6 +114,8 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
             gradient = vmap(grad(partial(loss, step=step), has_aux=True), randomness="error")
             g, moved = gradient(flat, rest, own, x, y, share)
             g, moved = g.detach(), moved.detach()
+            if moved_by is not None:
+                g = g + moved_by
             if side.local.clip_norm is not None:
                 g = clipped(g, side.local.clip_norm)
             working = (share.sum(dim=1) > 0)[:, None]  # clients that have this many steps
@@ -187,7 +191,9 @@ class BatchedTrainer(Trainer):
         version = torch.stack([job.received for job in jobs])
         start = version[:, : task.layout.size]
         if first.objective.uses_previous:
-            start = torch.stack([job.received[: start.shape[1]] if job.previous is None else job.previous for job in jobs])
+            start = torch.stack(
+                [job.received[: start.shape[1]] if job.previous is None else job.previous for job in jobs]
+            )
         known, lr = (
             torch.tensor(each, dtype=version.dtype, device=self.device)
             for each in ([float(job.previous is not None) for job in jobs], [[job.lr] for job in jobs])
@@ -209,14 +215,18 @@ class BatchedTrainer(Trainer):
         )
         with fast_kernels(self.device):
             if isinstance(task.x, Items):
-                fetched = [_fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)]
+                fetched = [
+                    _fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)
+                ]
                 return descend(side, lambda step: _stacked([each[min(step, len(each) - 1)] for each in fetched]))
             return descend(side, from_table(task.on(self.device), index.to(self.device)))
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model on its test set."""
         with fast_kernels(self.device):
-            return [evaluate(task, self._nets.of(task, seed), model[None], test)[0] for task, seed, model, test in models]
+            return [
+                evaluate(task, self._nets.of(task, seed), model[None], test)[0] for task, seed, model, test in models
+            ]
 
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.clients.local import Local
-from fedhist.clients.objectives import Batch, Objective
+from fedhist.clients.objectives import Anchor, Batch, Objective
+from fedhist.clients.parcel import parcel_of
 from fedhist.clients.scores import Score
 from fedhist.data.columns import mapped, rows
 from fedhist.data.examples import Items, TestSet
@@ -46,6 +47,12 @@ class Job:
     def lr(self) -> float:
         """The learning rate."""
         return self.local.rate(self.client, self.version, self.rounds)
+
+    @property
+    def anchor(self) -> Anchor:
+        """The models that the client keeps while it trains."""
+        mail = parcel_of(self.task.layout, self.objective).mail_of(self.received)
+        return Anchor(self.task.layout, self.received, self.previous, mail=mail)
 
     @property
     def key(self) -> int:

@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from fedhist import native
-from fedhist.clients.job import Job, Score
-from fedhist.clients.objectives import CrossEntropy, Objective, Proximal
+from fedhist.clients.job import Candidate, Job
+from fedhist.clients.local import KNOWN, Local
+from fedhist.clients.objectives import CrossEntropy, Objective, Proximal, TaskLoss, shift_of
+from fedhist.clients.reference import write_row
+from fedhist.clients.scores import Score, measured
+from fedhist.data.examples import Items
+from fedhist.data.losses import LOSSES
 from fedhist.data.task import Task
 from fedhist.errors import reason
 from fedhist.native import Unavailable
-from fedhist.streams import Stream
 
 Indices = NDArray[np.int64]
 TEST_PIECE = 32
@@ -55,9 +59,10 @@ class NativeModel:
     """A task's model and data as the kernel takes them, shared by all threads; raises :class:`Unavailable`."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        name = getattr(task, "loss_name", "cross-entropy")
-        _expect(name in _LOSSES, "the kernel has no such loss")
-        loss, function = _LOSSES[name]
+        known = next((name for name, loss in LOSSES.items() if loss is task.loss), None)
+        _expect(known in _LOSSES, "the kernel has no such loss")
+        _expect(not task.layout.statistics, "the kernel has no running statistics")
+        loss, function = _LOSSES[known]
         module = task.build(seed)
         trained, evaluated = (_layers(module.train(mode), task) for mode in (True, False))
         _expect(not any(map(_is_dropout, evaluated)), "the model drops values in evaluation, too")
@@ -66,7 +71,9 @@ class NativeModel:
         """The number of outputs of the model, such as its classes."""
         self.is_random = any(map(_is_dropout, trained))
         """Whether training draws random numbers."""
-        self.x, self.y, self.x_test, self.y_test = (each.contiguous() for each in task.on(torch.device("cpu")))
+        x, y = task.on(torch.device("cpu"))
+        assert isinstance(x, Tensor)  # as `_layers` has checked
+        self.x, self.y = x.contiguous(), y.contiguous()
         expected = (torch.int64, 1) if loss == native.CROSS_ENTROPY else (torch.float32, self.outputs)
         fits = (self.y.dtype, self.y[0].numel()) == expected
         _expect(fits, "the targets do not fit the loss and the model's outputs")
@@ -84,7 +91,7 @@ class NativeModel:
     def _check(self, module: nn.Module, task: Task, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Compare a gradient and outputs with the module's own, in case its layers were misread."""
         random = torch.Generator().manual_seed(0)
-        x = torch.randn(PROBE, *task.x.shape[1:], generator=random)
+        x = torch.randn(PROBE, *self.x.shape[1:], generator=random)
         y = torch.rand(PROBE, self.outputs, generator=random)
         if self.net.loss == native.CROSS_ENTROPY:
             y = torch.arange(PROBE) % self.outputs
@@ -119,10 +126,12 @@ class NativeWorker:
 
     def train(self, job: Job, out: Tensor) -> None:
         """Write a job's upload."""
-        local, mu = job.local, job.objective.mu if isinstance(job.objective, Proximal) else 0.0
-        key = Stream(job.seed, "dropout").integer(job.client, job.version) if self.model.is_random else 0
-        descent = native.Descent(local.lr, local.momentum, local.weight_decay, mu, key=key)
-        self.descend(descent, self.model.x, self.model.y, job.batches(), job.received.contiguous(), out)
+        size, received = job.task.layout.size, job.received[: job.task.layout.size].contiguous()
+        upload = out[:size]
+        work = (_descent(job, self.model), self.model.x, self.model.y, job.batches(), received)
+        self.descend(*work, upload, shift_of(job.objective, job.anchor))
+        if len(out) > size:
+            write_row(job, received - upload, out)
 
     def descend(
         self,
@@ -152,29 +161,47 @@ class NativeWorker:
         )  # fmt: skip
         return outputs
 
-    def evaluate(self, model: Tensor, part: slice) -> Score:
-        """Evaluate a model on part of the test set."""
-        x, y = self.model.x_test, self.model.y_test
-        return self.score(x, y, np.arange(len(y))[part], model)
-
-    def score(self, x: Tensor, y: Tensor, index: Indices, model: Tensor) -> Score:
-        """Evaluate a model on some examples."""
-        logits, labels = self.outputs(x, index, model), y[torch.from_numpy(index)]
-        loss = F.cross_entropy(logits, labels, reduction="sum").item()
-        right = labels[logits.argmax(dim=1) == labels]
-        counts = (torch.bincount(each, minlength=self.model.outputs).numpy() for each in (right, labels))
-        return Score(loss, *counts)
+    def evaluate(self, candidate: Candidate, part: slice) -> Score:
+        """Evaluate a model on part of a test set."""
+        x, y, owner = candidate.test.on(torch.device("cpu"))
+        assert isinstance(x, Tensor)
+        outputs = self.outputs(x.contiguous(), np.arange(len(y))[part], candidate.model)
+        owners = None if owner is None else owner[part]
+        return measured(candidate.task, outputs[None], y[part], owners, candidate.test.groups)[0]
 
 
-def supports(objective: Objective) -> bool:
-    """Whether the kernel supports an objective; a subclass may compute anything."""
-    return type(objective) in (CrossEntropy, Proximal)
+def _descent(job: Job, model: NativeModel) -> native.Descent:
+    """Return what the kernel is told about a client's work."""
+    local, (name, options) = job.local, job.local.parsed
+    beta1, beta2 = options.get("betas", (0.9, 0.999))
+    return native.Descent(
+        job.lr,
+        local.momentum,
+        local.weight_decay,
+        mu=job.objective.mu if isinstance(job.objective, Proximal) else 0.0,
+        nesterov=local.nesterov,
+        adam=("sgd", "adam", "adamw").index(name),
+        beta1=beta1,
+        beta2=beta2,
+        eps=options.get("eps", 1e-8),
+        clip_norm=local.clip_norm or 0.0,
+        key=job.key if model.is_random else 0,
+    )
 
 
-def why_not_native(task: Task, seed: int, objective: Objective) -> str | None:
+def supports(task: Task, local: Local, objective: Objective) -> bool:
+    """Whether the kernel supports an objective and local work; a subclass may compute anything."""
+    if local.loop is not None or local.parsed[0] not in KNOWN or isinstance(task.x, Items):
+        return False
+    plain = type(objective) is CrossEntropy and task.loss is LOSSES["cross-entropy"]
+    return plain or type(objective) in (TaskLoss, Proximal) or bool(getattr(objective, "is_task_loss", False))
+
+
+def why_not_native(task: Task, seed: int, local: Local, objective: Objective) -> str | None:
     """Return why the kernel cannot train a task's clients, as part of a sentence, or None."""
-    if not supports(objective):
-        return f"the kernel has no {type(objective).__name__}"
+    if not supports(task, local, objective):
+        name = type(objective).__name__ if local.parsed[0] in KNOWN and not isinstance(task.x, Items) else None
+        return f"the kernel has no {name or local.optimizer}" if local.loop is None else "it has a loop of its own"
     try:
         NativeModel(task, seed)
     except Unavailable as error:
@@ -184,9 +211,13 @@ def why_not_native(task: Task, seed: int, objective: Objective) -> str | None:
 
 def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
     """Trace a module and return it as the kernel's layers."""
-    types = {task.layout.dtype, task.x.dtype, task.x_test.dtype}
-    _expect(types == {torch.float32}, "the kernel computes in float32 only")
-    _expect(task.x.shape[1:] == task.x_test.shape[1:], "the test data have another shape than the training data")
+    x, tests = task.x, [test.x for test in task.tests.values()]
+    for each in (x, *tests):
+        _expect(isinstance(each, Tensor), "the model takes more than one input")
+        _expect({task.layout.dtype, each.dtype} == {torch.float32}, "the kernel computes in float32 only")  # type: ignore[union-attr]
+        same = each.shape[1:] == x.shape[1:]  # type: ignore[union-attr]
+        _expect(same, "the test data have another shape than the training data")
+    assert isinstance(x, Tensor)
     for each in module.modules():
         hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
         _expect(not any(hooks), f"{type(each).__name__} has hooks")
@@ -195,11 +226,11 @@ def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
         other = _traced(module, 1 << 20)
         run = fx.Interpreter(traced, garbage_collect_values=False)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            run.run(task.x[:1].expand(PROBE, *task.x.shape[1:]))
+            run.run(x[:1].expand(PROBE, *x.shape[1:]))
     except Exception as error:  # tracing runs the model's own code, which may raise anything
         raise Unavailable(f"the model cannot be traced ({reason(error)})") from error
-    same = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
-    _expect(same[0] == same[1], "the model depends on the number of examples")
+    nodes = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
+    _expect(nodes[0] == nodes[1], "the model depends on the number of examples")
     chain = _Chain(module, task)
     for node in traced.graph.nodes:
         if node.op == "output":

@@ -27,7 +27,7 @@ class Anchor:
     ) -> None:
         self._layout, self._received = layout, received[: layout.size]
         self._previous = self._received if previous is None else previous
-        self._mail = mail
+        self.flat_mail, self.flat_previous = mail, self._previous
         self.has_previous = float(previous is not None) if has_previous is None else has_previous
         """1 for a client that has trained before, else 0."""
 
@@ -44,9 +44,9 @@ class Anchor:
     @cached_property
     def mail(self) -> Parameters:
         """What the server's strategy has sent along with the model, where the objective has ``uses_mail``."""
-        if self._mail is None:
+        if self.flat_mail is None:
             raise InvalidInput("anchor.mail is there only for an objective with uses_mail = True.")
-        return self._layout.unflatten(self._mail)
+        return self._layout.unflatten(self.flat_mail)
 
 
 class Trained(NamedTuple):
@@ -91,7 +91,9 @@ class Objective(Protocol):
     """A client's loss on one batch; with ``branch_free = True``, as in a strategy, a CUDA graph can capture it.
 
     With ``uses_mail = True`` a client is sent a vector with the model, the strategy's ``mail``, and sends one along with
-    its upload. What it sends and keeps is then what ``trained(work: Trained) -> (kept, mail)`` returns.
+    its upload. What it sends and keeps is then what ``trained(work: Trained) -> (kept, mail)`` returns. An objective
+    whose gradient is that of the task's loss plus a vector may leave both to the trainers: it has ``is_task_loss = True``
+    and ``shift(mail, previous, has_previous)``, which returns the vector.
     """
 
     @property
@@ -115,6 +117,12 @@ def loss_of(objective: Objective, net: ModuleNet, params: Parameters, anchor: An
 def uses_mail(objective: Objective) -> bool:
     """Whether clients and server send a vector along with models and uploads."""
     return bool(getattr(objective, "uses_mail", False))
+
+
+def shift_of(objective: Objective, anchor: Anchor) -> Tensor | None:
+    """Return the vector ``(P,)`` that is added to every gradient, where an objective has one."""
+    shift = getattr(objective, "shift", None)
+    return None if shift is None else shift(anchor.flat_mail, anchor.flat_previous, anchor.has_previous)
 
 
 def outcome(objective: Objective, work: Trained) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhist.clients.job import Candidate, Job, Trainer
 from fedhist.clients.net import ModuleNet, Nets
-from fedhist.clients.objectives import Anchor, Trained, loss_of
+from fedhist.clients.objectives import Trained, loss_of, shift_of
 from fedhist.clients.optimizers import torch_optimizer
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
@@ -49,8 +49,9 @@ class ReferenceTrainer(Trainer):
         net = self._nets.of(job.task, job.seed)
         net.layout.load(net.module, job.received[: net.layout.width])
         net.module.train()
-        parcel = parcel_of(net.layout, job.objective)
-        anchor = Anchor(net.layout, job.received, job.previous, mail=parcel.mail_of(job.received))
+        anchor = job.anchor
+        shift = shift_of(job.objective, anchor)
+        shifts = {} if shift is None else net.layout.unflatten(shift)
         try:
             optimizer = torch_optimizer(job.local, list(net.own.values()), job.lr)
         except (TypeError, ValueError) as error:
@@ -64,6 +65,8 @@ class ReferenceTrainer(Trainer):
                 optimizer.zero_grad(set_to_none=False)
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
                 torch.autograd.backward(loss)
+                for name, each in shifts.items():
+                    net.own[name].grad.add_(each)  # type: ignore[union-attr]
                 if job.local.clip_norm is not None:
                     nn.utils.clip_grad_norm_(net.own.values(), job.local.clip_norm)
                 optimizer.step()
@@ -135,9 +138,7 @@ def write_row(job: Job, local: Tensor, row: Tensor) -> None:
     parcel.write(row, work, job.received, local)
 
 
-def score_of(
-    task: Task, net: ModuleNet, x: Columns, y: Tensor, owner: Tensor | None = None, groups: int = 1
-) -> Score:
+def score_of(task: Task, net: ModuleNet, x: Columns, y: Tensor, owner: Tensor | None = None, groups: int = 1) -> Score:
     """Evaluate a net with its own parameters on some examples."""
     net.module.eval()
     with torch.inference_mode():

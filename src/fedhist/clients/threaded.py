@@ -19,9 +19,8 @@ from fedhist.clients.job import Candidate, Job, Trainer
 from fedhist.clients.local import Local
 from fedhist.clients.native import NativeModel, NativeWorker, supports
 from fedhist.clients.net import ModuleNet, net_key
-from fedhist.clients.objectives import Anchor, Batch, Objective, loss_of
+from fedhist.clients.objectives import Batch, Objective, loss_of, shift_of
 from fedhist.clients.optimizers import clipped, optimizer_of
-from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.reference import TEST_BATCH, score_of, write_row
 from fedhist.clients.scores import Score
@@ -86,8 +85,8 @@ class _TorchWorker:
         net, local, size = self.net, job.local, job.task.layout.size
         self.flat.copy_(job.received[: len(self.flat)])
         net.module.train()
-        parcel = parcel_of(net.layout, job.objective)
-        anchor = Anchor(net.layout, job.received, job.previous, mail=parcel.mail_of(job.received))
+        anchor = job.anchor
+        shift = shift_of(job.objective, anchor)
         parameters, flat, lr = tuple(net.own.values()), self.flat[:size], job.lr
         optimizer = optimizer_of(local)
         with Keyed(job.key) if job.task.is_random else contextlib.nullcontext() as draws:
@@ -97,6 +96,8 @@ class _TorchWorker:
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
                 slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 gradient = torch.cat([slope.reshape(-1) for slope in slopes])
+                if shift is not None:
+                    gradient += shift
                 if local.clip_norm is not None:
                     gradient = clipped(gradient, local.clip_norm)
                 flat.copy_(optimizer.step(flat, gradient, lr))

@@ -24,8 +24,11 @@ def is_dataset(given: object) -> bool:
     if isinstance(given, Dataset):
         return True
     plain = (Tensor, np.ndarray, list, tuple, dict, str)
-    return hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, plain) and (
-        not hasattr(given, "to_numpy")
+    return (
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, plain)
+        and (not hasattr(given, "to_numpy"))
     )
 
 

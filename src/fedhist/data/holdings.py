@@ -12,9 +12,7 @@ from fedhist.streams import Stream
 Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
 
 
-def joined(
-    clients: Clients, num_examples: int, name: str = "clients"
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def joined(clients: Clients, num_examples: int, name: str = "clients") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the example indices of all clients end to end, and where those of each client begin."""
     listed = clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)
     require(listed and len(clients) > 0, f"{name} must be a list with one list of example indices for each client.")

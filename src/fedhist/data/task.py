@@ -243,7 +243,9 @@ class Task:
         if isinstance(given, (int, float)):
             fits = 0 < given < 1 and not isinstance(self.x, Items)
             require(fits, f"client_test must be a share between 0 and 1 of examples in memory, got {given!r}.")
-            examples, self.examples, self.offsets, owner = held_out([self.client(i) for i in range(self.num_clients)], float(given))
+            examples, self.examples, self.offsets, owner = held_out(
+                [self.client(i) for i in range(self.num_clients)], float(given)
+            )
             assert not isinstance(self.x, Items) and self.y is not None
             x, y = self.x, self.y
         else:

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from fedhist import native
+from fedhist.clients.local import Local
 from fedhist.clients.native import why_not_native
-from fedhist.clients.objectives import CrossEntropy
+from fedhist.clients.objectives import TaskLoss
 from fedhist.simulation.plan import Plan
 
 
@@ -31,7 +32,7 @@ def _numerics(plan: Plan, device: torch.device) -> dict[str, str]:
     known |= {"processor": processor(), "instructions": torch.backends.cpu.get_cpu_capability()}
     if plan.trainer == "native":
         trial = plan.trial
-        compiled = why_not_native(trial.task, trial.seed, CrossEntropy()) is None
+        compiled = why_not_native(trial.task, trial.seed, Local(), TaskLoss()) is None
         return known | {"compiled kernel": native.fingerprint() if compiled else "none"}
     # A client of the threaded trainer has one thread, and so has the server beside it.
     return known if plan.trainer == "threaded" else known | {"threads": str(torch.get_num_threads())}

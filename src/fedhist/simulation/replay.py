@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhist.clients.objectives import CrossEntropy
+from fedhist.clients.objectives import TaskLoss
 from fedhist.errors import FedHistError, reason, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.server import Server
@@ -149,7 +149,7 @@ def replay(
     about, history = tape.about, tape.history
     options = ServerOptions(strategy, k=about.k, server_lr=about.server_lr)
     name = options.method.name
-    fits = isinstance(options.method.objective, CrossEntropy)
+    fits = isinstance(options.method.objective, TaskLoss)
     require(fits, f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.")
     empty = History.begun(name, about.seed, history.task, about.k)
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)

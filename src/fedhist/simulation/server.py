@@ -277,7 +277,8 @@ class Server:
         require(0 <= done <= self._rounds, f"it is of round {done} of {self._rounds}")
         now, _ = self.state()
         check_forms(
-            tensors, {name: tensor for name, tensor in now.items() if not name.startswith(("rows.", "traces.", "per_client."))}
+            tensors,
+            {name: tensor for name, tensor in now.items() if not name.startswith(("rows.", "traces.", "per_client."))},
         )
         rows = {name: tensor.numpy() for name, tensor in _below("rows", tensors).items()}
         traces, per_client = (

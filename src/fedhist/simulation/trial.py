@@ -248,5 +248,9 @@ class Trial(ServerOptions):
         return f"{self.method.name}, seed {self.seed}{attack}"
 
 
-NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not each.compared) | {"data", "objective", "bytes_per_upload"}
+NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not each.compared) | {
+    "data",
+    "objective",
+    "bytes_per_upload",
+}
 """Settings in which runs may differ and still be compared: those without effect on the result, seed, and method."""

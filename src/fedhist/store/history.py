@@ -244,7 +244,9 @@ class History:
         """
         folder = Path(folder)
         optional = "epsilon", "metrics"
-        rows = [{k: v for k, v in vars(each).items() if k not in optional or v is not None} for each in self.evaluations]
+        rows = [
+            {k: v for k, v in vars(each).items() if k not in optional or v is not None} for each in self.evaluations
+        ]
         lines = {"history.jsonl": rows, "events.jsonl": self.events}
         texts = {name: "".join(json.dumps(row, allow_nan=False) + "\n" for row in lines[name]) for name in lines}
         texts["summary.json"] = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"

@@ -103,9 +103,7 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
     return read_arrays(path) if there(path) else {}
 
 
-def _check_table(
-    title: str, table: Table, key: str, columns: Mapping[str, Column], free: Column | None = None
-) -> None:
+def _check_table(title: str, table: Table, key: str, columns: Mapping[str, Column], free: Column | None = None) -> None:
     """Raise unless all columns have a row for each value of `key`; those that are not named are of a `free` form."""
     require(not table or key in table, f"there is no {key} in {title}")
     for name in sorted(table, key=lambda each: each != key):  # the others are compared with it

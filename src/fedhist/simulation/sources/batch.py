@@ -169,7 +169,11 @@ class _Card:
         for i, (run, (rows, received, norm, length)) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
             with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
                 deltas, statistics, mail = run.parcel.parts(rows)
-                more: dict[str, Any] = {"mail": mail, "statistics": statistics, "received_from": partial(_itself, received)}
+                more: dict[str, Any] = {
+                    "mail": mail,
+                    "statistics": statistics,
+                    "received_from": partial(_itself, received),
+                }
                 arrivals = Arrivals(deltas, *facts[i], validate=False, **more)
                 if run.adversary is not None:
                     arrivals = run.adversary.sent(arrivals, self._done)
