@@ -134,7 +134,7 @@ def test_parameters_that_no_layer_uses() -> None:
 
     class Partly(nn.Sequential):
         def __init__(self) -> None:
-            super().__init__(*net())
+            super().__init__(*net().children())
             self.unused = nn.Parameter(torch.ones(9))
 
     x, y = normal(EXAMPLES, 2, 6, 6), torch.arange(EXAMPLES) % OUTPUTS
