@@ -212,12 +212,12 @@ def why_not_native(task: Task, seed: int, local: Local, objective: Objective) ->
 def _layers(module: nn.Module, task: Task) -> list[native.Layer]:
     """Trace a module and return it as the kernel's layers."""
     x, tests = task.x, [test.x for test in task.tests.values()]
-    for each in (x, *tests):
-        _expect(isinstance(each, Tensor), "the model takes more than one input")
-        _expect({task.layout.dtype, each.dtype} == {torch.float32}, "the kernel computes in float32 only")  # type: ignore[union-attr]
-        same = each.shape[1:] == x.shape[1:]  # type: ignore[union-attr]
-        _expect(same, "the test data have another shape than the training data")
-    assert isinstance(x, Tensor)
+    if not isinstance(x, Tensor):
+        raise Unavailable("the model takes more than one input")
+    for inputs in (x, *tests):
+        assert isinstance(inputs, Tensor)  # as in training
+        _expect({task.layout.dtype, inputs.dtype} == {torch.float32}, "the kernel computes in float32 only")
+        _expect(inputs.shape[1:] == x.shape[1:], "the test data have another shape than the training data")
     for each in module.modules():
         hooks = each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks
         _expect(not any(hooks), f"{type(each).__name__} has hooks")

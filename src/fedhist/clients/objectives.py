@@ -90,10 +90,10 @@ class Batch(NamedTuple):
 class Objective(Protocol):
     """A client's loss on one batch; with ``branch_free = True``, as in a strategy, a CUDA graph can capture it.
 
-    With ``uses_mail = True`` a client is sent a vector with the model, the strategy's ``mail``, and sends one along with
-    its upload. What it sends and keeps is then what ``trained(work: Trained) -> (kept, mail)`` returns. An objective
-    whose gradient is that of the task's loss plus a vector may leave both to the trainers: it has ``is_task_loss = True``
-    and ``shift(mail, previous, has_previous)``, which returns the vector.
+    With ``uses_mail = True`` a client is sent a vector with the model, the strategy's ``mail``, and sends one along
+    with its upload. What it sends and keeps is then what ``trained(work: Trained) -> (kept, mail)`` returns. A vector
+    that is to be added to every gradient is what ``shift(mail, previous, has_previous)`` returns; an objective that is
+    otherwise the task's loss says so with ``is_task_loss = True``.
     """
 
     @property

@@ -35,7 +35,8 @@ def optimizer_of(local: Local) -> Optimizer:
 def clipped(gradient: Tensor, most: float) -> Tensor:
     """Return gradients scaled to a length of at most so much, as ``torch.nn.utils.clip_grad_norm_`` does."""
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (most / (norm + 1e-6)).clamp(max=1.0)
+    scale: Tensor = (most / (norm + 1e-6)).clamp(max=1.0)
+    return gradient * scale
 
 
 class _SGD:

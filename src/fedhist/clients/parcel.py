@@ -35,7 +35,7 @@ class Parcel:
             kept, mail = outcome(self.objective, work)
             if self.objective.uses_previous:
                 out[..., self.kept] = kept
-            if self.mail.stop > self.mail.start:
+            if mail is not None and self.mail.stop > self.mail.start:
                 out[..., self.mail] = mail
 
     def mail_of(self, version: Tensor) -> Tensor | None:
@@ -57,6 +57,6 @@ def _known(layout: Layout, objective: Objective) -> Parcel:
 def parcel_of(layout: Layout, objective: Objective) -> Parcel:
     """Return where the parts of a method's vectors lie."""
     try:
-        return _known(layout, objective)
+        return _known(layout, objective)  # type: ignore[arg-type]
     except TypeError:  # an objective of the user's own that cannot be hashed
         return Parcel(layout, objective)

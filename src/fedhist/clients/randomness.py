@@ -59,7 +59,7 @@ def _dropout(axes: int | None) -> Callable[..., Tensor | None]:
     """Return dropout of single elements, or of all that share the first axes."""
 
     def drop(mode: Keyed, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
-        if not training or p == 0:
+        if not training:
             return input
         first = input.ndim if axes is None else axes
         if input.ndim < first or (axes is not None and input.ndim == 2):
@@ -89,10 +89,8 @@ def _attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
+        masks = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
     weights = _dropout(None)(mode, torch.softmax(scores, dim=-1), dropout_p)
     assert weights is not None
     return weights @ value
@@ -133,7 +131,7 @@ def _shaped(like: Callable[[Keyed, Tensor], Tensor | None]) -> Callable[..., Ten
 
 _DRAWN: dict[Any, Callable[..., Tensor | None]] = {
     F.dropout: _dropout(None),
-    torch.dropout: lambda mode, input, p, train: _dropout(None)(mode, input, p, train),
+    torch.dropout: lambda mode, input, p, train: _dropout(None)(mode, input, p, training=train),
     F.dropout1d: _dropout(2),
     F.dropout2d: _dropout(2),
     F.dropout3d: _dropout(2),

@@ -118,7 +118,7 @@ class Minibatches:
 
 
 def _taken(module: nn.Module, layout: Layout, job: Job) -> Tensor:
-    """Return the local model out of a module that a training loop has changed, or raise if its parameters are others."""
+    """Return the local model out of a module that a loop has changed, or raise if its parameters are others."""
     own = dict(module.named_parameters())
     name = getattr(job.local.loop, "__name__", "the training loop")
     for key, shape in layout.shapes.items():

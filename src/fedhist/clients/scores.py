@@ -21,7 +21,7 @@ class Score:
 
     task: Task
     sums: Mapping[str, Tensor]
-    """``(groups, terms)``, float64: the number of examples, their losses, and the terms of each metric that has some."""
+    """``(groups, terms)``, float64: the number of examples, their losses, and the terms of metrics that are sums."""
     classes: Tensor | None
     """``(2, classes)``, float64: how many examples of each class there are, and how many are classified correctly."""
     outputs: Kept = ()

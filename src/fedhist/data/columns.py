@@ -88,5 +88,4 @@ def applied(module: nn.Module, x: Columns) -> Any:
 
 def shape_of(columns: Columns) -> str:
     """Return the shapes and types of an input, for messages."""
-    listed = ", ".join(f"shape {tuple(each.shape[1:])} and type {each.dtype}" for each in tensors_of(columns))
-    return listed
+    return ", ".join(f"shape {tuple(each.shape[1:])} and type {each.dtype}" for each in tensors_of(columns))

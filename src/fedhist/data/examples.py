@@ -53,15 +53,15 @@ class Items:
     def fetch(self, index: Sequence[int] | NDArray[np.int64], seed: int) -> tuple[Columns, Tensor]:
         """Return some examples; whatever their transforms draw follows from the seed."""
         with _DRAWING, torch.random.fork_rng(devices=[]):
-            before = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is what transforms draw from)
+            before = random.getstate(), np.random.get_state()
             try:
                 torch.manual_seed(seed)
                 random.seed(seed)
-                np.random.seed(seed % (1 << 32))  # noqa: NPY002
+                np.random.seed(seed % (1 << 32))
                 examples = [self._example(int(i)) for i in index]
             finally:
                 random.setstate(before[0])
-                np.random.set_state(before[1])  # noqa: NPY002
+                np.random.set_state(before[1])
         try:
             x, y = default_collate(examples)
         except (TypeError, RuntimeError, ValueError) as error:
@@ -101,11 +101,8 @@ class Items:
         found = []
         for each in self.datasets:
             try:
-                if self.target is None:
-                    labels = each.targets
-                else:
-                    labels = each[self.target]  # a column, as Hugging Face has it
-                labels = torch.as_tensor(labels)
+                # Torchvision has an attribute, and Hugging Face a column.
+                labels = torch.as_tensor(each.targets if self.target is None else each[self.target])
             except Exception:  # a data set of any kind, which may have none
                 return None
             if labels.ndim != 1 or labels.is_floating_point() or len(labels) != len(each):

@@ -70,11 +70,12 @@ class Evaluations:
             round_, epsilon, future = self._central.pop(0)
             if (metrics := future.result()) is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
-                accuracy, loss = _finite(metrics.get("accuracy")), _finite(metrics.get("loss"))
+                values = {name: each for name, value in metrics.items() if (each := _finite(value)) is not None}
+                loss = values.pop("loss", None)
                 first = self.result.evaluate_metrics_serverapp.get(0)  # which a resumed run has from its checkpoint
                 self.server.first_loss = None if first is None else _finite(first.get("loss"))
-                if accuracy is not None and round_ > 0:
-                    self.server.evaluated(round_, accuracy, loss, [], epsilon)
+                if round_ > 0 and (values or loss is not None):
+                    self.server.evaluated(round_, values, loss, [], epsilon)
         for message, (_, node, since) in list(self.pending.items()):
             if last or time - since > self.timeout:
                 del self.pending[message]

@@ -114,7 +114,7 @@ class Server:
             self.version[width:].copy_(mail)  # type: ignore[arg-type]
 
     def _average_statistics(self, arrivals: Arrivals) -> None:
-        """Average clients' running statistics by their examples, as Flower's FedAvg does; counts grow by the average."""
+        """Average clients' running statistics by their examples, as on a network; counts grow by the average."""
         if arrivals.statistics is None or self.layout is None:
             return
         examples = arrivals.num_examples.to(self.version.dtype)

@@ -83,8 +83,8 @@ class Trial(ServerOptions):
     """One run to be simulated: a method, on a task, with a seed.
 
     `local` is the clients' work, by default ``Local()`` with the task's own learning rate if it has one, or a function
-    that trains a module; `objective` is what clients minimise, if not what the method says; `schedule` may also be the history of a run or a
-    :class:`Schedule`. Where an object is expected, a text such as "pareto:alpha=1" will do.
+    that trains a module; `objective` is what clients minimise, if not what the method says; `schedule` may also be the
+    history of a run or a :class:`Schedule`. Where an object is expected, a text such as "pareto:alpha=1" will do.
     """
 
     task: Task = dataclasses.field(kw_only=False)

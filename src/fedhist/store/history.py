@@ -179,7 +179,7 @@ class History:
         return accuracy
 
     def rounds_to(self, value: float, metric: str | None = None) -> int | None:
-        """Return the first evaluated round in which a metric, the primary one by default, is as good as this, or None."""
+        """Return the first evaluated round in which a metric, by default the primary one, is as good as this."""
         metric = metric or self.primary
         sign = 1 if self.metrics.get(metric, False) else -1
         values = zip(self.evaluations, self[metric], strict=True)
@@ -239,8 +239,9 @@ class History:
         """Write the run into a folder, in place of the run that may be there.
 
         `history.jsonl` has the evaluations, `arrivals.npz` the uploads and `summary.json` the rest. A run with events
-        also has `events.jsonl`, one that knows its clients `clients.npz`, one whose strategy has traces `traces.npz`, and
-        one that was evaluated client by client `per_client.npz`. The summary is removed first and written last: a folder without it holds no complete run.
+        also has `events.jsonl`, one that knows its clients `clients.npz`, one whose strategy has traces `traces.npz`,
+        and one that was evaluated client by client `per_client.npz`. The summary is removed first and written last: a
+        folder without it holds no complete run.
         """
         folder = Path(folder)
         optional = "epsilon", "metrics"
@@ -295,7 +296,7 @@ class History:
         except (OSError, ValueError) as error:
             raise FedHistError(f"{folder} does not hold a complete run: {reason(error)}.") from error
         known = summary.model_dump(exclude={"rounds", "k"})
-        tables = {"about_clients": about_clients, "traces": traces, "per_client": per_client}
+        tables: dict[str, Any] = {"about_clients": about_clients, "traces": traces, "per_client": per_client}
         return cls(**known, **rows, evaluations=evaluations, events=events, **tables)
 
 

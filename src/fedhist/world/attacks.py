@@ -199,6 +199,10 @@ class Adversary:
 
     def poisoned(self, task: Task) -> Task:
         """Return the task with the labels that attackers train with; the same task where they keep theirs."""
+        if type(self.attack).labels is Attack.labels:
+            return task
+        require(task.has_labels, f"{self.attack} changes labels, and the examples of {task.name} have none.")
+        assert task.y is not None
         labels = self.attack.labels(task.y, task.num_classes)
         if labels is task.y:
             return task

@@ -174,10 +174,11 @@ class _Card:
                     "statistics": statistics,
                     "received_from": partial(_itself, received),
                 }
-                arrivals = Arrivals(deltas, *facts[i], validate=False, **more)
+                staleness, clients, sizes = facts[i]
+                arrivals = Arrivals(deltas, staleness, clients, sizes, validate=False, **more)
                 if run.adversary is not None:
                     arrivals = run.adversary.sent(arrivals, self._done)
-                    norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)
+                    norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)  # noqa: PLW2901
                 yield run.server, arrivals
                 given = run.server.strategy.last_weights
                 weights.append(torch.full_like(norm, torch.nan) if given is None else given)

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, fast_kernels, from_table, padded, together
+from fedhist.clients.net import ModuleNet
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
 from fedhist.data.task import Task
-from fedhist.clients.net import ModuleNet
 from fedhist.simulation.run import Run
 from fedhist.simulation.versions import check_held, check_models
 from fedhist.streams import Stream
