@@ -61,7 +61,7 @@ def test_rounds_are_written_down_and_short_ones_filled_up() -> None:
     assert history.staleness.tolist() == [[1, 1, 1], [2, 1, 0]]
     assert history.arrived.tolist() == [[0.5, 0.6, 0.9], [1.5, 1.7, 1.7]]
     assert history.weights[1].tolist() == [0.5, 0.5, 0.0]
-    own.evaluated(2, 0.25, 1.5, [], None)
+    own.evaluated(2, {"accuracy": 0.25}, 1.5, [], None)
     assert (history.mean_staleness, history.max_staleness, history.time) == ([1.2], [2], [1.7])
 
 
@@ -108,7 +108,7 @@ def test_a_hopeless_loss_is_divergence_although_it_is_finite() -> None:
     own.first_loss = 2.3
     for round_, loss in ((1, 2000.0), (2, 2310.0)):
         own.keep([[0, 1, 2]], [[1, 1, 1]], [[1.0, 1.0, 1.0]], None)
-        own.evaluated(round_, 0.1, loss, [], None)
+        own.evaluated(round_, {"accuracy": 0.1}, loss, [], None)
     assert "the loss after round 2 is 2.31e+03, that of the first model 2.3; check" in str(own.diverged)
     assert own.history.loss == [2000.0, 2310.0]
 
@@ -133,7 +133,7 @@ def test_saved_and_restored_in_the_middle(strategy: str) -> None:
             own.close(arrivals(round_))
             own.screen.accepted([0, 1, 2], [0.1 * round_] * 3)
             own.keep_round([0, 1, 2], [1, 1, 1], [round_, round_, round_])
-            own.evaluated(round_, 0.5, 1.0, [None], None)
+            own.evaluated(round_, {"accuracy": 0.5, "rmse": 2.0}, 1.0, [None], None)
             own.trace(round_)
             own.note(round_, 1.0, "rejected", client=3)
         return own

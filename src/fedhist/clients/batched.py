@@ -18,7 +18,17 @@ from torch.func import grad, vmap
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
 from fedhist.clients.net import ModuleNet, Nets, net_key
-from fedhist.clients.objectives import Anchor, Batch, Objective, Trained, loss_of
+from fedhist.clients.objectives import (
+    Anchor,
+    Batch,
+    Contrastive,
+    CrossEntropy,
+    Objective,
+    Proximal,
+    TaskLoss,
+    Trained,
+    loss_of,
+)
 from fedhist.clients.optimizers import clipped, optimizer_of, why_not_flat
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
@@ -96,9 +106,7 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
         params = layout.unflatten(flat) | moved
         anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
         batch = Batch(x, y, side.loss, weight)
-        with Keyed(own["key"]) if "key" in own else nullcontext() as draws:
-            if draws is not None:
-                draws.step(step)
+        with Keyed(own["key"], step) if "key" in own else nullcontext():
             value = loss_of(objective, net, params, anchor, batch)
         return value, torch.cat([rest[:0], *(each.reshape(-1) for each in moved.values())])
 
@@ -284,6 +292,8 @@ def why_not_batched(task: Task, local: Local, objective: Objective, device: torc
     if torch.allclose(plain, with_padding, rtol=1e-3, atol=1e-6 * scale, equal_nan=True):
         return None
     name = type(objective).__name__
+    if isinstance(objective, (TaskLoss, CrossEntropy, Proximal, Contrastive)):
+        return "the model's outputs for an example depend on the others of its batch"
     return f"{name} counts the padding of clients with less data; use batch.mean() or batch.loss()"
 
 

@@ -124,6 +124,14 @@ class Local:
         """Return how many minibatches a client with this many examples processes per upload."""
         return self.epochs * -(-num_examples // self.batch_size) if self.epochs else self.steps
 
+    def single(self, sizes: Sequence[int]) -> int | None:
+        """Return the first of some clients, given by how many examples they hold, that has a minibatch of one."""
+        for i, size in enumerate(sizes):
+            per_pass = -(-size // self.batch_size)
+            if size % self.batch_size == (1 if self.batch_size > 1 else 0) and self.steps_for(size) >= per_pass:
+                return i
+        return None
+
     def batches(self, examples: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.int64]]:
         """Shuffle a client's examples and cut them into minibatches, again and again as needed."""
         wanted = self.steps_for(len(examples))
@@ -135,8 +143,8 @@ class Local:
         return plan
 
 
-class LocalSGD(Local):
-    """Local SGD: :class:`Local` with its first options."""
+LocalSGD = Local
+"""Local SGD, by the name it had before there were other optimizers."""
 
 
 def as_local(given: Local | Callable[..., Any] | None, lr: float | None) -> Local:

@@ -32,16 +32,11 @@ def kept(key: Tensor, shape: tuple[int, ...], p: float, device: torch.device) ->
 
 
 class Keyed(TorchFunctionMode):
-    """Lets dropout and other random functions of PyTorch draw numbers that follow from a key."""
+    """Lets dropout and other random functions of PyTorch draw numbers that follow from a key and a local step."""
 
-    def __init__(self, key: int | Tensor) -> None:
+    def __init__(self, key: int | Tensor, step: int) -> None:
         super().__init__()
-        self._key = torch.as_tensor(key, dtype=torch.int64)
-        self._number = 0
-
-    def step(self, number: int) -> None:
-        """Begin a local step, counted from 0."""
-        self._number = number * CALLS
+        self._key, self._number = torch.as_tensor(key, dtype=torch.int64), step * CALLS
 
     def next(self) -> Tensor:
         """Return the key of the next random call."""
@@ -156,7 +151,7 @@ def why_alone(task: Task, local: Local) -> str | None:
     module, (x, _) = task.build(seed=0).train(), task.first(2)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        with Keyed(0):
+        with Keyed(0, step=0):
             applied(module, x)
         if torch.equal(before, torch.get_rng_state()):
             return None

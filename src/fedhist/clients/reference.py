@@ -58,18 +58,16 @@ class ReferenceTrainer(Trainer):
             raise InvalidInput(f"optimizer={job.local.optimizer!r} cannot be used: {reason(error)}.") from error
         for parameter in net.own.values():
             parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not depend on it
-        with Keyed(job.key) if job.task.is_random else contextlib.nullcontext() as draws:
-            for step, batch in enumerate(job.minibatches(self.device)):
-                if draws is not None:
-                    draws.step(step)
-                optimizer.zero_grad(set_to_none=False)
+        for step, batch in enumerate(job.minibatches(self.device)):
+            optimizer.zero_grad(set_to_none=False)
+            with Keyed(job.key, step) if job.task.is_random else contextlib.nullcontext():
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
-                torch.autograd.backward(loss)
-                for name, each in shifts.items():
-                    net.own[name].grad.add_(each)  # type: ignore[union-attr]
-                if job.local.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(net.own.values(), job.local.clip_norm)
-                optimizer.step()
+            torch.autograd.backward(loss)
+            for name, each in shifts.items():
+                net.own[name].grad.add_(each)  # type: ignore[union-attr]
+            if job.local.clip_norm is not None:
+                nn.utils.clip_grad_norm_(net.own.values(), job.local.clip_norm)
+            optimizer.step()
         return net.layout.flatten(net.module)
 
     def _looped(self, job: Job) -> Tensor:

@@ -89,18 +89,16 @@ class _TorchWorker:
         shift = shift_of(job.objective, anchor)
         parameters, flat, lr = tuple(net.own.values()), self.flat[:size], job.lr
         optimizer = optimizer_of(local)
-        with Keyed(job.key) if job.task.is_random else contextlib.nullcontext() as draws:
-            for step, batch in enumerate(self._batches(job)):
-                if draws is not None:
-                    draws.step(step)
+        for step, batch in enumerate(self._batches(job)):
+            with Keyed(job.key, step) if job.task.is_random else contextlib.nullcontext():
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
-                slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                gradient = torch.cat([slope.reshape(-1) for slope in slopes])
-                if shift is not None:
-                    gradient += shift
-                if local.clip_norm is not None:
-                    gradient = clipped(gradient, local.clip_norm)
-                flat.copy_(optimizer.step(flat, gradient, lr))
+            slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            gradient = torch.cat([slope.reshape(-1) for slope in slopes])
+            if shift is not None:
+                gradient += shift
+            if local.clip_norm is not None:
+                gradient = clipped(gradient, local.clip_norm)
+            flat.copy_(optimizer.step(flat, gradient, lr))
         write_row(job, self.flat, out)
 
     def evaluate(self, candidate: Candidate, part: slice) -> Score:

@@ -19,7 +19,7 @@ def as_columns(name: str, given: Any) -> Columns:
     columns: Columns
     if isinstance(given, Mapping):
         columns = {str(key): as_tensor(f"{name}[{key!r}]", each) for key, each in given.items()}
-    elif isinstance(given, (tuple, list)) and given and not np.isscalar(given[0]):
+    elif isinstance(given, (tuple, list)) and given and (hasattr(given[0], "shape") or hasattr(given[0], "to_numpy")):
         columns = tuple(as_tensor(f"{name}[{i}]", each) for i, each in enumerate(given))
     else:
         columns = as_tensor(name, given)
@@ -44,7 +44,7 @@ def as_tensor(name: str, given: Any) -> Tensor:
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"{name} cannot be made a tensor: {reason(error)}.") from error
     require(given.ndim > 0, f"{name} must have one row for each example, got a single value.")
-    return given.detach()  # type: ignore[no-any-return]
+    return given.detach() if given.requires_grad else given  # type: ignore[no-any-return]
 
 
 def tensors_of(columns: Columns) -> list[Tensor]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from fedhist.data.columns import Columns, length, mapped
+from fedhist.data.columns import Columns, length, mapped, tensors_of
 from fedhist.errors import InvalidInput, brief, reason, require
 
 _DRAWING = threading.Lock()
@@ -130,6 +130,10 @@ class TestSet:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def bytes_for(self, device: torch.device) -> int:
+        """Return the memory that copying the examples to a device will take."""
+        return 0 if device in self._copies else sum(each.nbytes for each in (*tensors_of(self.x), self.y))
 
     def on(self, device: torch.device) -> tuple[Columns, Tensor, Tensor | None]:
         """Return inputs, targets and owners on a device, copied there once."""

@@ -1,7 +1,6 @@
 """A learning problem: a model, its data, what is minimised and measured, and who holds which part of the data."""
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -19,14 +18,14 @@ from fedhist.data.columns import (
     length,
     mapped,
     rows,
-    shape_of,
     tensors_of,
 )
 from fedhist.data.examples import Items, TestSet, all_of, is_dataset
 from fedhist.data.holdings import Clients, held_out, joined
 from fedhist.data.layout import Layout
-from fedhist.data.losses import Loss, as_loss, check_loss, name_of
+from fedhist.data.losses import LOSSES, Loss, as_loss, check_loss, name_of
 from fedhist.data.metrics import LOSS, Metric, as_metrics
+from fedhist.data.probing import check_labels, try_model
 from fedhist.errors import InvalidInput, rate, reason, require, unknown
 from fedhist.store.arrays import checksum
 from fedhist.streams import Stream
@@ -111,6 +110,8 @@ class Task:
         self._relabelled: list[Self] = []
 
         self.loss, self.loss_name = as_loss(loss), name_of(loss)
+        self.num_classes = 0
+        """How many classes there are, where each example has a label; else 0."""
         outputs = self._probed(probe)
         usual = USUAL.get(self.loss_name, []) if isinstance(loss, str) else []
         self.metrics: list[Metric] = as_metrics(usual if metrics is None else metrics)
@@ -194,32 +195,19 @@ class Task:
     def _probed(self, probe: nn.Module) -> Tensor:
         """Try the model and the loss on two examples; find out what training changes besides parameters."""
         x, y = self.first(2)
-        outputs, self.is_random, changed = _try_model(probe.train(), x, "x")
+        outputs, self.is_random, changed = try_model(probe.train(), x, "x")
         self.layout = Layout(probe, changed)
+        if self.loss is LOSSES["cross-entropy"]:
+            every = {"y": y if self.y is None else self.y}
+            every |= {f"y_test{name and f'[{name!r}]'}": test.y for name, test in self.tests.items()}
+            check_labels(type(probe).__name__, outputs, y, every)
+            self.num_classes = int(outputs.shape[1]) if y.ndim == 1 else 0
         losses = check_loss(self.loss, self.loss_name, outputs, y)
         for test in self.tests.values():
-            tried, _, _ = _try_model(probe.eval(), rows(test.x, slice(2)), "x_test")
+            tried, _, _ = try_model(probe.eval(), rows(test.x, slice(2)), "x_test")
             check_loss(self.loss, self.loss_name, tried, test.y[:2])
-        self.num_classes = 0
-        """How many classes there are, where each example has a label; else 0."""
-        if self.loss_name == "cross-entropy" and y.ndim == 1:
-            self._check_labels(type(probe).__name__, outputs)
-        require(bool(torch.isfinite(losses).all()) or bool(torch.isnan(losses).any()), "the loss is infinite.")
+        require(not bool(torch.isinf(losses).any()), f"loss {self.loss_name} is infinite on the first examples.")
         return outputs
-
-    def _check_labels(self, model: str, logits: Tensor) -> None:
-        fits = logits.ndim == 2
-        require(fits, f"model {model} must return logits of shape (batch, classes), got {tuple(logits.shape)}.")
-        self.num_classes = int(logits.shape[1])
-        for label, y in (("y", self.y), *((f"y_test{name and f'[{name!r}]'}", t.y) for name, t in self.tests.items())):
-            if y is not None:
-                least, largest = int(y.min()), int(y.max())
-                require(least >= 0, f"{label} must hold class numbers ≥ 0, got minimum {least}.")
-                many = f"model {model} has {self.num_classes} outputs, but the labels run to {largest}."
-                require(largest < self.num_classes, many)
-        if logits.shape[1] > 1 and bool((logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
-            summed = f"the outputs of model {model} sum to one, as after a softmax"
-            warnings.warn(f"{summed}; cross-entropy expects logits, so remove the softmax.", stacklevel=4)
 
     def _try_metric(self, metric: Metric, outputs: Tensor) -> None:
         """Raise unless a metric can be computed; one of all outputs may need more examples than two."""
@@ -314,8 +302,7 @@ class Task:
         if device.type == "cpu" or isinstance(self.x, Items):
             return 0
         new = [t for t in (*tensors_of(self.x), self.y) if t is not None and (t, device) not in self._copies]
-        tests = [t for test in self.tests.values() for t in (*tensors_of(test.x), test.y)]
-        return sum(tensor.nbytes for tensor in (*new, *tests))
+        return sum(tensor.nbytes for tensor in new) + sum(test.bytes_for(device) for test in self.tests.values())
 
     def on(self, device: torch.device) -> tuple[Columns, Tensor]:
         """Return the training data on a device, copied there once."""
@@ -355,6 +342,15 @@ class Task:
         flat = owner * self.num_classes + self.y.cpu().numpy()[examples]
         return np.bincount(flat, minlength=len(ids) * self.num_classes).reshape(-1, self.num_classes)
 
+    @cached_property
+    def needs_two(self) -> bool:
+        """Whether the model cannot train on a minibatch of one example, as with batch normalisation."""
+        try:
+            applied(self.build(seed=0).train(), self.first(1)[0])
+        except ValueError:
+            return True
+        return False
+
     @property
     def has_labels(self) -> bool:
         """Whether the class of every training example is known."""
@@ -374,24 +370,3 @@ def _parts(x: Any) -> list[Any]:
 
 def _are_datasets(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_dataset, given))
-
-
-def _try_model(probe: nn.Module, x: Columns, name: str) -> tuple[Tensor, bool, list[str]]:
-    """Return the outputs of some examples, whether the model draws random numbers, and which buffers change."""
-    model = type(probe).__name__
-    before = {key: buffer.clone() for key, buffer in probe.named_buffers()}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            generator = torch.get_rng_state()
-            outputs: Any = applied(probe, x)
-            is_random = not torch.equal(generator, torch.get_rng_state())
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InvalidInput(f"model {model} does not fit {name}, of {shape_of(x)}: {reason(error)}.") from error
-    fits = isinstance(outputs, Tensor) and outputs.ndim > 0 and len(outputs) == length(x)
-    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    require(fits, f"model {model} must return one tensor with a row for each example, got {got}.")
-    changed = [key for key, buffer in probe.named_buffers() if not torch.equal(buffer, before[key])]
-    with torch.no_grad():
-        for key, buffer in probe.named_buffers():
-            buffer.copy_(before[key])
-    return outputs, is_random, changed

@@ -195,6 +195,12 @@ class Trial(ServerOptions):
         fits = not private or not self.task.layout.statistics
         require(fits, "Private protects parameters, not running statistics; use fedhist.to_group_norm(model).")
         require(not private or not mail, f"Private does not protect what clients of {self.method.name} send along.")
+        alone = self.local.single(self.task.sizes.tolist())
+        if alone is not None and self.task.layout.statistics and self.task.needs_two:
+            raise InvalidInput(
+                f"client {alone} has a minibatch of a single example, which batch normalisation cannot use; choose "
+                "another batch_size, or fedhist.to_group_norm(model)."
+            )
         kept = self.record is None or not mail
         require(kept, f"record does not keep what clients of {self.method.name} send along.")
 

@@ -174,8 +174,10 @@ class History:
 
     def _known(self, accuracy: float | None) -> float:
         if accuracy is None:
-            named = "" if ACCURACY in self.metrics else f"; its metrics are {', '.join(self.metrics)}"
-            raise FedHistError(f"{self.method}, seed {self.seed} has no accuracy yet{named}.")
+            what = "has not been evaluated yet"
+            if self.evaluations:
+                what = f"has no accuracy; its metrics are {', '.join(self.metrics)}"
+            raise FedHistError(f"{self.method}, seed {self.seed} {what}.")
         return accuracy
 
     def rounds_to(self, value: float, metric: str | None = None) -> int | None:

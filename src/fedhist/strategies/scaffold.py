@@ -49,6 +49,9 @@ class Scaffold(Strategy):
     branch_free = True
     objective = ControlVariates()
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Begin with `c = 0`."""
         super().setup(num_clients, k, num_params, device)
