@@ -15,10 +15,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhis
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import fedhist as fh
-from fedhist.flower import ClientSide, KAsync
+from fedhist.clients.job import Job
+from fedhist.flower import ClientSide, KAsync, load, reply
 from fedhist.flower.mail import MAIL, RUN, VECTOR
-from tests.flower.grid import FakeGrid
-from tests.flower.helpers import Killed, final, kill_in, kinds, moved, network, rejections, run
+from tests.flower.grid import Behaviour, FakeGrid
+from tests.flower.helpers import Killed, final, kasync, kill_in, kinds, moved, network, rejections, run
 from tests.flower.scaffold import LR, START, STEPS, Scaffold, Weights, client, context
 
 TARGETS = {1: (3.0, 0.0), 2: (-1.0, 1.0)}
@@ -67,6 +68,44 @@ def test_rounds_follow_the_equations(packed: bool) -> None:
         torch.testing.assert_close(final(server)["w"], x)
         torch.testing.assert_close(server.session.source.mail, c)
         assert "rejected" not in kinds(server) and "forgot" not in kinds(server)
+
+
+def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
+    grid: FakeGrid, make_task: Callable[..., fh.Task]
+) -> None:
+    times = [1.0, 1.3, 1.71, 2.03, 2.57, 3.11]
+    task, local, rounds, seed = make_task(clients=6), fh.LocalSGD(lr=0.1, steps=2, batch_size=8), 10, 3
+    options = {"k": 3, "rounds": rounds, "local": local, "seed": seed, "trainer": "reference"}
+    simulated = fh.simulate(Scaffold(), task, speeds=fh.Explicit(times), **options)  # type: ignore[arg-type]
+
+    def trains(partition: int) -> Behaviour:
+        own = context()
+
+        def work(message: Message) -> Message:
+            model = task.build(seed)
+            load(message, model)
+            control = ClientSide(message, own, Scaffold())
+            version = int(message.content["config"]["server-round"])
+            flat = task.layout.flatten(model)
+            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, rounds, flat, None)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in job.minibatches(torch.device("cpu")):
+                optimizer.zero_grad()
+                batch.loss(model(batch.x)).backward()
+                control.add_to_gradients(model)
+                optimizer.step()
+            mail = control.finish(model, 2, 0.1)
+            return reply(message, model, int(task.sizes[partition]), identity=f"partition {partition}", mail=mail)
+
+        return work
+
+    for partition, duration in enumerate(times):
+        grid.add(100 + partition, trains(partition), duration)
+    server = kasync(grid, Scaffold(), 3, poll_interval=1e-3, evaluate_every=0, num_clients=6)
+    result = server.start(grid, ArrayRecord(task.build(seed).state_dict()), rounds)
+    assert server.history.clients.tolist() == simulated.clients.tolist()
+    for entry, values in result.arrays.to_torch_state_dict().items():
+        torch.testing.assert_close(values, simulated.model[entry], rtol=1e-4, atol=1e-6)  # type: ignore[index]
 
 
 def test_every_train_message_carries_the_mail_of_its_version() -> None:
@@ -205,9 +244,11 @@ def test_what_was_kept_for_another_run_is_not_used(tmp_path: Path) -> None:
 
 def test_mail_is_refused_where_it_is_not_covered(tmp_path: Path) -> None:
     with pytest.raises(fh.InvalidInput, match="Private does not protect what clients of Scaffold .* send along"):
-        KAsync(fh.Private(Scaffold(), clip=1.0, noise_multiplier=1.0), 2)
+        KAsync(fh.Private(Scaffold(), clip=1.0, noise_multiplier=1.0), 2, num_clients=2)
     with pytest.raises(fh.InvalidInput, match="record does not keep what clients of Scaffold send along"):
-        KAsync(Scaffold(), 2, record=tmp_path)
+        KAsync(Scaffold(), 2, num_clients=2, record=tmp_path)
+    with pytest.raises(fh.InvalidInput, match="num_clients must be given for Scaffold"):
+        KAsync(Scaffold(), 2)
 
 
 def test_a_strategy_without_the_mail_its_clients_need_is_refused() -> None:

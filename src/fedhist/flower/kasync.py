@@ -124,7 +124,7 @@ class KAsync(ServerOptions, NetworkOptions):
         fits = self.record is None or wait is None
         require(fits, f"record needs K uploads in every round, so max_round_wait must be None, got {wait}.")
         self._set(metrics=checked(self.metrics))
-        check_clients_half(self.method, recorded=self.record is not None)
+        check_clients_half(self.method, clients, recorded=self.record is not None)
         require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
 
     @property
