@@ -36,6 +36,7 @@ from fedhist.strategies import (
     Krum as Krum,
     NormClip as NormClip,
     Private as Private,
+    Scaffold as Scaffold,
     Strategy as Strategy,
     TrimmedMean as TrimmedMean,
 )

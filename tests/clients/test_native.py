@@ -125,17 +125,18 @@ def test_trains_named_models(name: str, epochs: int | None) -> None:
 def test_evaluates_as_torch_does(name: str) -> None:
     task = task_of(*MODELS[name])
     model = task.layout.flatten(task.build(3))
-    (expected,) = ReferenceTrainer(CPU).evaluate([Candidate(task, 0, model)])
-    found = NativeWorker(NativeModel(task, 0)).evaluate(model, slice(0, 500))
+    (expected,) = ReferenceTrainer(CPU).evaluate([Candidate(task, 0, model, task.test)])
+    found = NativeWorker(NativeModel(task, 0)).evaluate(Candidate(task, 0, model, task.test), slice(0, 500))
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
-    assert found.correct.tolist() == expected.correct.tolist() and found.total.tolist() == expected.total.tolist()
+    assert found.per_class == expected.per_class and found.values()["accuracy"] == expected.values()["accuracy"]
 
 
 def test_equal_logits_count_for_the_first_class() -> None:
     task = task_of(nn.Linear(7, 3), (7,), 3)
-    score = NativeWorker(NativeModel(task, 0)).evaluate(torch.zeros(task.layout.size), slice(10, 50))
-    assert score.total_loss == pytest.approx(40 * np.log(3), rel=1e-6) and score.loss == pytest.approx(np.log(3))
-    assert score.correct.tolist() == [int((task.y_test[10:50] == 0).sum()), 0, 0] and int(score.total.sum()) == 40
+    candidate = Candidate(task, 0, torch.zeros(task.layout.size), task.test)
+    score = NativeWorker(NativeModel(task, 0)).evaluate(candidate, slice(10, 50))
+    assert score.loss == pytest.approx(np.log(3)) and score.per_class == [1, 0, 0]
+    assert score.values()["accuracy"] == pytest.approx(float((task.y_test[10:50] == 0).float().mean()))
 
 
 def test_equal_pixels_give_the_gradient_to_the_first() -> None:
@@ -259,9 +260,7 @@ def test_models_that_the_kernel_does_not_support(
 ) -> None:
     x, y = noise(shape, 3)
     task = fh.Task(model, x, y, [np.arange(90)], x, y)
-    with pytest.raises(
-        fh.InvalidInput, match=f"trainer='native' cannot train FedAvg's clients, use 'auto': .*{reason}"
-    ):
+    with pytest.raises(fh.InvalidInput, match=f"trainer='native' cannot train these clients, use 'auto': .*{reason}"):
         fh.simulate("fedavg", task, k=1, rounds=1, trainer="native")
     auto, threaded = (fh.simulate("fedavg", task, k=1, rounds=2, trainer=t) for t in ("auto", "threaded"))
     assert auto.evaluations == threaded.evaluations
@@ -270,11 +269,14 @@ def test_models_that_the_kernel_does_not_support(
 def test_data_that_the_kernel_does_not_support() -> None:
     x, y = noise((3,), 3)
     double = fh.Task(nn.Linear(3, 3).double(), x.double(), y, [np.arange(90)], x.double(), y)
-    assert why_not_native(double, 0, fh.CrossEntropy()) == "the kernel computes in float32 only"
+    assert why_not_native(double, 0, fh.Local(), fh.CrossEntropy()) == "the kernel computes in float32 only"
     images, _ = noise((3, 4, 4), 3)
     pooled = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     smaller = fh.Task(pooled, images, y, [np.arange(90)], images[:, :, :3], y)
-    assert why_not_native(smaller, 0, fh.CrossEntropy()) == "the test data have another shape than the training data"
+    assert (
+        why_not_native(smaller, 0, fh.Local(), fh.CrossEntropy())
+        == "the test data have another shape than the training data"
+    )
 
 
 @pytest.mark.parametrize(("name", "method"), [("lenet of small images", "fedhist"), ("cnn", "fedprox")])
@@ -314,8 +316,8 @@ def test_methods_that_the_kernel_does_not_support_run_beside_it(task: fh.Task) -
     class Own(fh.CrossEntropy):
         pass
 
-    assert why_not_native(task, 0, Own()) == "the kernel has no Own"
-    with pytest.raises(fh.InvalidInput, match="cannot train MOON's clients, use 'auto': the kernel has no Contrastive"):
+    assert why_not_native(task, 0, fh.Local(), Own()) == "the kernel has no Own"
+    with pytest.raises(fh.InvalidInput, match="cannot train these clients, use 'auto': the kernel has no Contrastive"):
         fh.compare(["fedavg", "moon"], task, k=2, rounds=2, seeds=1, trainer="native")
     together = fh.compare(["fedavg", "moon"], task, k=2, rounds=6, seeds=1)
     native = fh.simulate("fedavg", task, k=2, rounds=6, trainer="native")

@@ -16,6 +16,7 @@ import fedhist as fh
 from fedhist.clients.batched import BatchedTrainer
 from fedhist.clients.job import Candidate, Job, Trainer
 from fedhist.clients.objectives import Objective
+from fedhist.clients.parcel import parcel_of
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.clients.threaded import ThreadedTrainer
 
@@ -31,26 +32,47 @@ OBJECTIVES: dict[str, Objective] = {
     "cross-entropy": fh.CrossEntropy(),
     "proximal": fh.Proximal(mu=0.5),
     "contrastive": fh.Contrastive(mu=2.0, temperature=0.3),
+    "scaffold": fh.Scaffold.objective,
 }
 WORK = {
     "one step": fh.LocalSGD(lr=0.1),
     "steps of partial batches": fh.LocalSGD(lr=0.1, steps=4, batch_size=7),
     "epochs": fh.LocalSGD(lr=0.1, epochs=2, batch_size=7),
     "momentum and decay": fh.LocalSGD(lr=0.1, steps=3, batch_size=5, momentum=0.9, weight_decay=0.1),
+    "nesterov, clipped": fh.Local(0.1, 4, 6, momentum=0.9, nesterov=True, weight_decay=0.1, clip_norm=0.3),
+    "adamw": fh.Local(
+        0.05, 4, 6, optimizer="adamw:betas=[0.8,0.95]", weight_decay=0.2, clip_norm=0.5, schedule="cosine"
+    ),
+    "adam, a rate for each": fh.Local([0.01 * (i + 1) for i in range(8)], 3, 6, optimizer="adam", weight_decay=0.1),
+    "any of torch": fh.Local(0.05, 3, 6, optimizer="rmsprop:alpha=0.9,momentum=0.5", schedule="step:every=2,by=0.5"),
 }
 
 
 def jobs(task: fh.Task, local: fh.LocalSGD, objective: Objective) -> list[Job]:
     generator = torch.Generator().manual_seed(0)
-    models = [torch.randn(task.layout.size, generator=generator) / 3 for _ in range(2 * task.num_clients)]
+    size, width = task.layout.size, parcel_of(task.layout, objective).version_width
+    models = [torch.randn(size, generator=generator) / 3 for _ in range(2 * task.num_clients)]
+    rest = task.layout.flatten(task.build(0))[size:]  # statistics as they begin
+    mail = torch.randn(width - size - len(rest), generator=generator) / 10
     return [
-        Job(task, local, objective, 5, i, 1 + i, models[2 * i], models[2 * i + 1] if i % 2 else None)
+        Job(
+            task,
+            local,
+            objective,
+            5,
+            i,
+            1 + i,
+            torch.cat([models[2 * i], rest, mail]),
+            models[2 * i + 1] if i % 2 else None,
+            20,
+        )
         for i in range(task.num_clients)
     ]
 
 
 def uploads(name: str, work: list[Job]) -> Tensor:
-    out = torch.full((len(work), work[0].task.layout.size), torch.nan)
+    parcel = parcel_of(work[0].task.layout, work[0].objective)
+    out = torch.full((len(work), parcel.row_width), torch.nan, dtype=work[0].received.dtype)
     with closing(TRAINERS[name]()) as trainer:
         for future in trainer.start(work, list(out)):
             future.result()
@@ -87,11 +109,11 @@ def test_agrees_on_lenet(fast: str) -> None:
 @pytest.mark.parametrize("fast", FAST)
 def test_evaluations_agree(image_task: fh.Task, fast: str) -> None:
     models = torch.randn(3, image_task.layout.size, generator=torch.Generator().manual_seed(1))
-    candidates = [Candidate(image_task, 0, model) for model in models]
+    candidates = [Candidate(image_task, 0, model, image_task.test) for model in models]
     with closing(TRAINERS[fast]()) as trainer:
         results = trainer.evaluate(candidates)
     for a, b in zip(ReferenceTrainer(CPU).evaluate(candidates), results, strict=True):
-        assert a.correct.tolist() == b.correct.tolist() and a.total.tolist() == b.total.tolist() == [3, 3, 3]
+        assert a.per_class == b.per_class and a.values()["accuracy"] == b.values()["accuracy"]
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
 
 
@@ -142,13 +164,34 @@ def test_a_loss_that_misses_parameters_leaves_them(make_task: Callable[..., fh.T
         torch.testing.assert_close(uploads(fast, work), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_runs_on_the_reference_path_and_repeats(make_task: Callable[..., fh.Task]) -> None:
-    task = make_task(model=lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+def test_dropout_draws_the_same_on_every_path(make_task: Callable[..., fh.Task]) -> None:
+    layers = nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 6), nn.Dropout(0.2), nn.Linear(6, 3)
+    task = make_task(model=nn.Sequential(*layers))
     assert task.is_random
-    run = [fh.simulate("fedavg", task, k=2, rounds=6).loss for _ in range(2)]
-    assert run[0] == run[1]
-    with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot repeat a model that draws random numbers"):
-        fh.simulate("fedavg", task, k=2, rounds=1, trainer="batched")
+    work = jobs(task, fh.LocalSGD(lr=0.1, steps=3, batch_size=7), fh.CrossEntropy())
+    expected = uploads("reference", work)
+    without = make_task(model=nn.Sequential(*layers[::2]))
+    assert not torch.allclose(expected, uploads("reference", jobs(without, work[0].local, work[0].objective)))
+    for name in FAST:
+        torch.testing.assert_close(uploads(name, work), expected, rtol=1e-4, atol=1e-6)
+        first, second = (fh.simulate("fedavg", task, k=2, rounds=6, trainer=name, device="cpu").loss for _ in range(2))
+        assert first == second
+
+
+def test_randomness_that_keys_do_not_reach_takes_turns(make_task: Callable[..., fh.Task]) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (torch.empty(3).exponential_() if self.training else 0)
+
+    task = make_task(model=lambda: Noisy(5, 3))
+    with pytest.warns(UserWarning, match="one after the other, since model Noisy draws random numbers in a way that"):
+        first = fh.simulate("fedavg", task, k=2, rounds=4).loss
+    with pytest.warns(UserWarning):
+        assert fh.simulate("fedavg", task, k=2, rounds=4).loss == first
+    with pytest.raises(
+        fh.InvalidInput, match="trainer='threaded' cannot train these clients, use 'reference': model Noisy"
+    ):
+        fh.simulate("fedavg", task, k=2, rounds=1, trainer="threaded")
 
 
 def test_unknown_trainer(task: fh.Task) -> None:
@@ -195,7 +238,7 @@ def test_modules_that_differ_by_seed_are_not_shared(make_task: Callable[..., fh.
     both = [first, replace(first, seed=6)]
     expected = torch.cat([uploads("reference", [job]) for job in both])
     torch.testing.assert_close(uploads(trainer, both), expected, rtol=1e-4, atol=1e-6)
-    candidates = [Candidate(task, seed, first.received) for seed in (5, 6)]
+    candidates = [Candidate(task, seed, first.received, task.test) for seed in (5, 6)]
     with closing(TRAINERS[trainer]()) as by, closing(ReferenceTrainer(CPU)) as reference:
         losses, others = ([score.loss for score in each.evaluate(candidates)] for each in (by, reference))
     assert losses == pytest.approx(others, rel=1e-5) and losses[0] != pytest.approx(losses[1], rel=1e-3)

@@ -165,4 +165,4 @@ class Odd(nn.Module):
 )
 @pytest.mark.filterwarnings("ignore:dropout2d. Received a 2-D input")
 def test_dropout_that_the_kernel_does_not_support(model: Callable[[], nn.Module], reason: str) -> None:
-    assert why_not_native(task_of(model, (3,)), 0, fh.CrossEntropy()) == reason
+    assert why_not_native(task_of(model, (3,)), 0, fh.Local(), fh.CrossEntropy()) == reason

@@ -92,14 +92,15 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
     def loss(
         flat: Tensor, rest: Tensor, own: dict[str, Tensor], x: Columns, y: Tensor, weight: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        rest = rest.clone()  # training changes statistics in place
-        params = layout.unflatten(flat) | _statistics(layout, rest)
+        moved = _statistics(layout, rest)  # which training changes in place
+        params = layout.unflatten(flat) | moved
         anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
         batch = Batch(x, y, side.loss, weight)
         with Keyed(own["key"]) if "key" in own else nullcontext() as draws:
             if draws is not None:
                 draws.step(step)
-            return loss_of(objective, net, params, anchor, batch), rest
+            value = loss_of(objective, net, params, anchor, batch)
+        return value, torch.cat([rest[:0], *(each.reshape(-1) for each in moved.values())])
 
     own = {"version": side.version, "previous": side.previous, "has_previous": side.has_previous}
     own |= {name: each for name, each in (("mail", mail), ("key", side.keys)) if each is not None}
@@ -111,6 +112,9 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
     with torch.enable_grad():
         for step in range(side.weight.shape[1]):
             (x, y), share = examples(step), side.weight[:, step]
+            if layout.statistics:  # padding would change them, and all clients have as many examples here
+                real = int((share[0] > 0).sum())
+                x, y, share = mapped(x, lambda each: each[:, :real]), y[:, :real], share[:, :real]  # noqa: B023
             gradient = vmap(grad(partial(loss, step=step), has_aux=True), randomness="error")
             g, moved = gradient(flat, rest, own, x, y, share)
             g, moved = g.detach(), moved.detach()
@@ -130,9 +134,10 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
 
 
 def _statistics(layout: Layout, rest: Tensor) -> Parameters:
-    """Return views of statistics under their names."""
+    """Return copies of statistics under their names; vmap would not write what changes in views of one vector."""
     parts = torch.split(rest, [math.prod(shape) for shape in layout.statistics.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(layout.statistics.items(), parts, strict=True)}
+    named = zip(layout.statistics.items(), parts, strict=True)
+    return {name: part.clone().view(shape) for (name, shape), part in named}
 
 
 def padded(plans: Sequence[Plan], steps: int, size: int) -> tuple[Tensor, Tensor]:
@@ -178,6 +183,8 @@ class BatchedTrainer(Trainer):
             key = job.task, *net_key(job.task, job.seed), *together(job.local, job.objective)
             if job.task.layout.statistics:  # which padding would change
                 key += tuple(len(batch) for batch in plans[i])
+            if job.local.parsed[0] not in KNOWN:  # PyTorch's own optimizers have one rate
+                key += (job.lr,)
             alike.setdefault(key, []).append(i)
         for members in alike.values():
             uploads = self._uploads([jobs[i] for i in members], [plans[i] for i in members])
@@ -231,9 +238,6 @@ class BatchedTrainer(Trainer):
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:
     """Return what clients must have in common to train side by side: all of their work but the learning rate."""
-    name, _ = local.parsed
-    if name not in KNOWN:  # PyTorch's own optimizers have one rate
-        return local, identity(objective)
     return replace(local, lr=1.0, schedule="constant"), identity(objective)
 
 

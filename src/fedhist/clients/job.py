@@ -36,12 +36,12 @@ class Job:
     seed: int
     client: int
     version: int
-    rounds: int
-    """How many rounds the run has, which a schedule of learning rates needs."""
     received: Tensor
     """The model version that the client was sent, with its statistics and what the server sent along."""
     previous: Tensor | None
     """``(P,)``: what the client kept from its last training, where the objective uses it and there is something."""
+    rounds: int = 1
+    """How many rounds the run has, which a schedule of learning rates needs."""
 
     @property
     def lr(self) -> float:

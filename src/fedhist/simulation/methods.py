@@ -20,6 +20,7 @@ from fedhist.strategies import (
     FedHist,
     Krum,
     NormClip,
+    Scaffold,
     Strategy,
     TrimmedMean,
 )
@@ -45,6 +46,7 @@ METHODS: Mapping[str, _Entry] = {
     "fedavg": _Entry("weighs clients by their number of examples", FedAvg, "FedAvg"),
     "fedprox": _Entry("FedAvg, with clients held near the model they received", Proximal, "FedProx"),
     "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
+    "scaffold": _Entry("FedAvg, with control variates against the drift of many local steps", Scaffold, "SCAFFOLD"),
     "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
     "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
     "wkafl": _Entry("keeps the uploads that agree with the freshest", WKAFL, "WKAFL"),

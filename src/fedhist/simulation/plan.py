@@ -118,10 +118,11 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
         reason = why_not_batched(task, local, objective, device)
     if reason is not None and name != "auto":
         other = "auto" if name == "native" and alone is None else "reference"
-        raise InvalidInput(f"trainer={name!r} cannot train {trial.method.name}'s clients, use {other!r}: {reason}.")
+        raise InvalidInput(f"trainer={name!r} cannot train these clients, use {other!r}: {reason}.")
     if reason is not None:
         if local.loop is None:  # who gives a loop knows
-            warnings.warn(f"clients are trained one after the other, since {reason}.", stacklevel=5)
+            cause = reason if alone is not None else f"they cannot be batched: {reason}"
+            warnings.warn(f"clients are trained one after the other, since {cause}.", stacklevel=5)
         return "reference"
     if name == "auto" and on_cpu:
         try:

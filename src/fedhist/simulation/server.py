@@ -107,11 +107,11 @@ class Server:
         """Put the strategy's mail into the version that clients are sent."""
         width = len(self.version) if self.layout is None else self.layout.width
         if len(self.version) > width:
-            mail = self.strategy.mail
+            mail = getattr(self.strategy, "mail", None)
             fits = isinstance(mail, Tensor) and mail.shape == self.model.shape
             shape = tuple(self.model.shape)
             require(fits, f"{self.method.name} must have a buffer `mail` of shape {shape}, for its clients use it.")
-            self.version[width:].copy_(mail)  # type: ignore[arg-type]
+            self.version[width:].copy_(self.strategy.mail)
 
     def _average_statistics(self, arrivals: Arrivals) -> None:
         """Average clients' running statistics by their examples, as on a network; counts grow by the average."""

@@ -7,6 +7,7 @@ from fedhist.strategies.fedhist import FedHist
 from fedhist.strategies.private import Private
 from fedhist.strategies.refl import REFL
 from fedhist.strategies.robust import CoordinateMedian, Defence, Krum, NormClip, TrimmedMean
+from fedhist.strategies.scaffold import Scaffold
 from fedhist.strategies.twafl import TWAFL
 from fedhist.strategies.wkafl import WKAFL
 
@@ -22,6 +23,7 @@ __all__ = [
     "Krum",
     "NormClip",
     "Private",
+    "Scaffold",
     "Strategy",
     "TrimmedMean",
 ]

@@ -43,7 +43,7 @@ class Strategy(nn.Module):
     """The normalised weight of each upload of the last round, for the history."""
     last_seen: Tensor | None = None
     """What may be kept of the last round's uploads, ``(K, P)``, where :attr:`bounds_uploads` holds."""
-    mail: Tensor | None = None
+    mail: Tensor
     """``(P,)``: what clients are sent along with the model, where their objective has ``uses_mail``; a buffer."""
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
@@ -173,6 +173,11 @@ class Wrapper(Strategy):
         super().setup(num_clients, k, num_params, device)
         self.inner.setup(num_clients, k, num_params, device)
         return self
+
+    @property
+    def mail(self) -> Tensor:  # type: ignore[override]
+        """What the inner strategy sends along with the model."""
+        return self.inner.mail
 
     @property
     def bounds_uploads(self) -> bool:

@@ -113,8 +113,8 @@ class Line:
 
     def _job(self, start: Start) -> Job:
         trial, received, last = self._trial, self._versions[start.version], self._last_models.get(start.client)
-        who = start.client, start.version, trial.rounds
-        return Job(self.run.task, trial.local, trial.method.objective, trial.seed, *who, received, last)
+        what = self.run.task, trial.local, trial.method.objective, trial.seed
+        return Job(*what, start.client, start.version, received, last, trial.rounds)
 
     def arrivals(self) -> Arrivals | None:
         """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
