@@ -15,12 +15,13 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhis
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import fedhist as fh
+from fedhist import Scaffold
 from fedhist.clients.job import Job
 from fedhist.flower import ClientSide, KAsync, load, reply
 from fedhist.flower.mail import MAIL, RUN, VECTOR
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import Killed, final, kasync, kill_in, kinds, moved, network, rejections, run
-from tests.flower.scaffold import LR, START, STEPS, Scaffold, Weights, client, context
+from tests.flower.scaffold import LR, START, STEPS, Weights, client, context
 
 TARGETS = {1: (3.0, 0.0), 2: (-1.0, 1.0)}
 Change = Callable[[RecordDict], object]
@@ -31,8 +32,8 @@ def two() -> FakeGrid:
 
 
 def scaffold(grid: FakeGrid, rounds: int = 2, **options: Any) -> KAsync:
-    options = {"k": 2, "num_clients": 2, "strategy": Scaffold(), "start": START} | options
-    return run(grid, rounds=rounds, **options)
+    usual: dict[str, Any] = {"k": 2, "num_clients": 2, "strategy": Scaffold(), "start": START}
+    return run(grid, rounds=rounds, **usual | options)
 
 
 def by_hand(rounds: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,8 +76,10 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
 ) -> None:
     times = [1.0, 1.3, 1.71, 2.03, 2.57, 3.11]
     task, local, rounds, seed = make_task(clients=6), fh.LocalSGD(lr=0.1, steps=2, batch_size=8), 10, 3
-    options = {"k": 3, "rounds": rounds, "local": local, "seed": seed, "trainer": "reference"}
-    simulated = fh.simulate(Scaffold(), task, speeds=fh.Explicit(times), **options)  # type: ignore[arg-type]
+    speeds = fh.Explicit(times)
+    simulated = fh.simulate(
+        Scaffold(), task, k=3, rounds=rounds, local=local, speeds=speeds, seed=seed, trainer="reference"
+    )
 
     def trains(partition: int) -> Behaviour:
         own = context()
@@ -85,13 +88,13 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
             model = task.build(seed)
             load(message, model)
             control = ClientSide(message, own, Scaffold())
-            version = int(message.content["config"]["server-round"])
+            version = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
             flat = task.layout.flatten(model)
-            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, rounds, flat, None)
+            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, flat, None, rounds)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for batch in job.minibatches(torch.device("cpu")):
                 optimizer.zero_grad()
-                batch.loss(model(batch.x)).backward()
+                torch.autograd.backward(batch.loss(model(batch.x)))
                 control.add_to_gradients(model)
                 optimizer.step()
             mail = control.finish(model, 2, 0.1)
@@ -112,7 +115,7 @@ def test_every_train_message_carries_the_mail_of_its_version() -> None:
     grid = two()
     server = scaffold(grid, rounds=2, evaluate_every=1)
     train = [message.content for message in grid.sent if message.metadata.message_type == "train"]
-    sent = [content[MAIL][VECTOR].numpy() for content in train]
+    sent = [content.array_records[MAIL][VECTOR].numpy() for content in train]
     assert [each.tolist() for each in sent[:2]] == [[0.0, 0.0]] * 2
     assert sent[2].tolist() == sent[3].tolist() == by_hand(1)[1].tolist()
     assert all(each.dtype == np.float32 for each in sent)
@@ -130,7 +133,7 @@ def test_a_method_without_mail_sends_what_it_sent() -> None:
     assert server.history.setting["bytes_per_upload"] == 32
 
 
-def with_vector(values: np.ndarray | None) -> Change:  # type: ignore[type-arg]
+def with_vector(values: np.ndarray | None) -> Change:
     """Return a change that sends something else along."""
 
     def change(content: RecordDict) -> None:
@@ -188,7 +191,7 @@ def test_long_mail_does_not_hide_a_long_upload() -> None:
     """Mail is as long as gradients are, here five times as long as uploads; in a common length it would."""
 
     def far(content: RecordDict) -> None:
-        content["arrays"]["w"] = Array(np.full(2, 15.0, np.float32))
+        content.array_records["arrays"]["w"] = Array(np.full(2, 15.0, np.float32))
 
     nodes = {66: client((2.0, 0.0), far)} | {node: client((2.0, float(node))) for node in (1, 2, 3)}
     server = scaffold(network(nodes), rounds=2, k=3, num_clients=4)
@@ -213,7 +216,7 @@ def test_a_resumed_server_sends_the_mail_it_had(tmp_path: Path) -> None:
         scaffold(same(), rounds=5, checkpoint=tmp_path, on_round=kill_in(3))
     grid = same()
     resumed = scaffold(grid, rounds=5, checkpoint=tmp_path)
-    assert grid.sent[0].content[MAIL][VECTOR].numpy().tolist() == by_hand(3)[1].tolist()
+    assert grid.sent[0].content.array_records[MAIL][VECTOR].numpy().tolist() == by_hand(3)[1].tolist()
     assert torch.equal(final(whole)["w"], final(resumed)["w"])
     assert resumed.session.source.exchange.of_mail is not None
     assert resumed.session.source.exchange.of_mail.usual > 0
@@ -223,7 +226,7 @@ def test_a_resumed_server_sends_the_mail_it_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", [False, True])
 def test_clients_that_lose_their_context_are_noted_unless_they_have_a_folder(folder: bool, tmp_path: Path) -> None:
     def fresh() -> FakeGrid:
-        own = {node: {"folder": tmp_path / str(node)} if folder else {} for node in TARGETS}
+        own: dict[int, dict[str, Any]] = {node: {"folder": tmp_path / str(node)} if folder else {} for node in TARGETS}
         return network({node: client(target, **own[node]) for node, target in TARGETS.items()})
 
     with pytest.raises(Killed):
@@ -267,7 +270,7 @@ def test_a_defended_strategy_sends_the_mail_of_the_one_inside() -> None:
 def test_mail_that_overflows_ends_the_run() -> None:
     class Explodes(Scaffold):
         def forward(self, arrivals: fh.Arrivals) -> torch.Tensor:
-            self.c += torch.inf
+            self.mail += torch.inf
             return super().forward(arrivals)
 
     with pytest.raises(fh.DivergedError, match="the model diverged in round 1 .*what is sent along holds NaN"):

@@ -69,7 +69,7 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
             version = int(message.content["config"]["server-round"])
             flat = task.layout.flatten(model)
             delta = torch.empty_like(flat)
-            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, rounds, flat, None)
+            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, flat, None, rounds)
             for done in trainer.start([job], [delta]):
                 done.result()
             task.layout.load(model, flat - delta)

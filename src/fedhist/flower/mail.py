@@ -43,10 +43,9 @@ def read_mail(content: RecordDict, size: int, dtype: str) -> Tensor:
 
 
 def sent_along(strategy: Strategy, size: int) -> Tensor:
-    """Return the mail of a strategy, or of the one inside it that has some."""
-    found = (getattr(each, "mail", None) for each in strategy.modules())
-    mail = next((each for each in found if isinstance(each, Tensor)), None)
-    if mail is None or mail.shape != (size,):
+    """Return what a strategy sends along with the model, or raise if there is nothing."""
+    mail = getattr(strategy, "mail", None)
+    if not isinstance(mail, Tensor) or mail.shape != (size,):
         name = type(strategy).__name__
         raise InvalidInput(f"{name} must have a buffer `mail` of shape ({size},), for its clients use it.")
     return mail
@@ -56,8 +55,7 @@ def check_clients_half(method: Method, num_clients: int | None, *, recorded: boo
     """Raise if clients on a network could not do their part of a method, or if it would not be covered."""
     name, objective = method.name, method.objective
     if uses_mail(objective):
-        private = any(each.bounds_uploads for each in method.strategy.modules() if isinstance(each, Strategy))
-        require(not private, f"Private does not protect what clients of {name} send along.")
+        require(not method.strategy.bounds_uploads, f"Private does not protect what clients of {name} send along.")
         fits = num_clients is not None or not objective.uses_previous
         require(fits, f"num_clients must be given for {name}, whose server averages over what all clients keep.")
         require(not recorded, f"record does not keep what clients of {name} send along.")
