@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhis
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 import fedhist as fh
-from fedhist.flower import received
-from tests.flower.grid import Behaviour
+from fedhist.flower import KAsync, received
+from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import kinds, moved, network, run
 
 
@@ -87,12 +88,62 @@ def test_an_error_of_the_evaluation_is_not_swallowed() -> None:
         run(network({node: moved(-1.0) for node in (1, 2)}), rounds=4, evaluate_fn=broken)
 
 
-@pytest.mark.parametrize("accuracy", [None, float("nan"), [0.5]])
-def test_an_evaluation_without_an_accuracy_is_not_in_the_history(accuracy: object) -> None:
-    metrics = {"loss": 1.0} if accuracy is None else {"loss": 1.0, "accuracy": accuracy}
+@pytest.mark.parametrize("metrics", [{}, {"accuracy": float("nan")}, {"loss": [1.0, 2.0]}, {"auc": 1e300}])
+def test_an_evaluation_without_a_number_is_not_in_the_history(metrics: dict[str, Any]) -> None:
     server = run(network({1: evaluates(1), 2: evaluates(1)}), evaluate_fn=lambda *_: MetricRecord(metrics))
     assert server.history.evaluations == []
     assert set(server.session.result.evaluate_metrics_serverapp) == {0, 1, 2, 3}
+
+
+REPORTED: list[tuple[dict[str, Any], dict[str, bool]]] = [
+    ({"accuracy": 0.5}, {"accuracy": True}),
+    ({"loss": 1.0, "f1": 0.2, "accuracy": 0.5}, {"accuracy": True, "f1": True, "loss": False}),
+    ({"rmse": 2.0, "loss": 4.0}, {"loss": False, "rmse": False}),
+    ({"bleu": 20.0, "dev_perplexity": 30.0}, {"bleu": True, "dev_perplexity": False}),
+    ({"accuracy": 0.5, "per_class": 1.0, "round": 3, "": 1.0, "num-examples": 9, "list": [1.0]}, {"accuracy": True}),
+]
+
+
+@pytest.mark.parametrize(("reported", "kept"), REPORTED)
+def test_all_numbers_are_kept_with_the_direction_that_their_names_have(
+    reported: dict[str, Any], kept: dict[str, bool], tmp_path: Path
+) -> None:
+    server = run(network({1: evaluates(1), 2: evaluates(1)}), evaluate_fn=lambda *_: MetricRecord(reported))
+    history = fh.History.load(server.history.save(tmp_path))
+    assert list(history.metrics.items()) == list(kept.items())
+    for name in kept:
+        assert history[name] == [reported[name]] * 3
+
+
+def test_the_metrics_to_keep_can_be_named() -> None:
+    def evaluate(*_: object) -> MetricRecord:
+        return MetricRecord({"loss": 1.0, "error": 0.1, "accuracy": 0.9, "auc": float("inf")})
+
+    grid = network({1: evaluates(1), 2: evaluates(1)})
+    history = run(grid, rounds=2, evaluate_fn=evaluate, metrics={"error": False, "auc": True}).history
+    assert list(history.metrics) == ["error", "auc"] and history.primary == "error"
+    assert history["error"] == [0.1, 0.1] and history["auc"] == [None, None]
+    assert history.loss == [1.0, 1.0] and history.accuracy == [None, None]
+    assert history.best() == 0.1
+
+
+@pytest.mark.parametrize("metrics", [{}, ["auc"], {"auc": 1}, {"round": True}, {3: True}, {"x" * 200: True}])
+def test_refuses_metrics(metrics: Any) -> None:
+    with pytest.raises(fh.InvalidInput, match="metric"):
+        KAsync("fedavg", 2, metrics=metrics)
+
+
+def test_a_resumed_server_knows_its_metrics(tmp_path: Path) -> None:
+    def evaluate(round_: int, _: ArrayRecord) -> MetricRecord | None:
+        return MetricRecord({"rmse": 1.0 / (1 + round_), "loss": float("nan")}) if round_ < 3 else None
+
+    def two() -> FakeGrid:
+        return network({1: evaluates(1), 2: evaluates(1)})
+
+    run(two(), rounds=2, checkpoint=tmp_path, evaluate_fn=evaluate)
+    history = run(two(), rounds=4, checkpoint=tmp_path, evaluate_fn=evaluate).history
+    assert history.metrics == {"loss": False, "rmse": False}
+    assert history["rmse"] == [0.5, 1 / 3] and history.loss == [None, None]
 
 
 def test_nodes_that_cannot_evaluate_are_asked_once() -> None:

@@ -68,9 +68,9 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
             load(message, model)
             version = int(message.content["config"]["server-round"])
             flat = task.layout.flatten(model)
-            objective = fh.CrossEntropy()
             delta = torch.empty_like(flat)
-            for done in trainer.start([Job(task, local, objective, seed, partition, version, flat, None)], [delta]):
+            job = Job(task, local, fh.CrossEntropy(), seed, partition, version, flat, None, rounds)
+            for done in trainer.start([job], [delta]):
                 done.result()
             task.layout.load(model, flat - delta)
             return reply(message, model, int(task.sizes[partition]), identity=f"partition {partition}")

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedhist.errors import InvalidInput
+from fedhist.flower.mail import MAIL
 from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, IDENTITY, METRICS, PARTITION
 from fedhist.flower.wire import LAYOUT, Trainable, Wire, read_model, write_model
 from fedhist.noise import secret_gaussian
@@ -72,11 +73,14 @@ def reply(
     metrics: Mapping[str, float] | None = None,
     context: Context | None = None,
     identity: str | None = None,
+    mail: ArrayRecord | None = None,
 ) -> Message:
     """Return the reply to a train message: the model as it is now, and how many examples it was trained on.
 
     Parameters
     ----------
+    mail
+        What is sent along, where the method's clients do: the result of :meth:`ClientSide.finish`.
     identity
         A name that stays the same when this client comes back, so that the server recognises it. By default
         the `partition-id` of the node's configuration, if `context` is given and there is one.
@@ -85,6 +89,8 @@ def reply(
     entries = {name: values.detach().cpu().numpy() for name, values in state.items()}
     content = RecordDict({METRICS: MetricRecord({EXAMPLES: num_examples, **(metrics or {})})})
     write_model(content, ARRAYS, entries, packed=LAYOUT in message.content.config_records)  # as the server does
+    if mail is not None:
+        content[MAIL] = mail
     if identity is None and context is not None and PARTITION in context.node_config:
         identity = f"partition {context.node_config[PARTITION]}"
     if identity is not None:

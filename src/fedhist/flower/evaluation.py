@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedhist.flower.exchange import Note
+from fedhist.flower.metrics import directions, numbers_in
 from fedhist.flower.replies import averaged, examples_in, reported
 from fedhist.flower.wire import State, as_record
 from fedhist.simulation.server import Server
+from fedhist.store.history import LOSS
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 MOST_WAITING = 4
@@ -23,10 +25,20 @@ class Evaluations:
     """Evaluations under way; results go to the server's history and to Flower's result of the run."""
 
     def __init__(
-        self, server: Server, result: Result, note: Note, evaluate_fn: EvaluateFn | None, timeout: float, key: str
+        self,
+        server: Server,
+        result: Result,
+        note: Note,
+        evaluate_fn: EvaluateFn | None,
+        timeout: float,
+        key: str,
+        metrics: Mapping[str, bool] | None = None,
     ) -> None:
         self.server, self.result, self.note, self.evaluate_fn = server, result, note, evaluate_fn
-        self.timeout, self.key = timeout, key
+        self.timeout, self.key, self.metrics = timeout, key, metrics
+        self._names: set[str] = set()  # of all metrics there were
+        if metrics is not None:
+            server.history.metrics = dict(metrics)
         self.thread = ThreadPoolExecutor(1, "evaluate_fn")
         self._central: list[tuple[int, float | None, Future[MetricRecord | None]]] = []
         """Rounds under evaluation on the server, and the privacy spent until then."""
@@ -70,12 +82,7 @@ class Evaluations:
             round_, epsilon, future = self._central.pop(0)
             if (metrics := future.result()) is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
-                values = {name: each for name, value in metrics.items() if (each := _finite(value)) is not None}
-                loss = values.pop("loss", None)
-                first = self.result.evaluate_metrics_serverapp.get(0)  # which a resumed run has from its checkpoint
-                self.server.first_loss = None if first is None else _finite(first.get("loss"))
-                if round_ > 0 and (values or loss is not None):
-                    self.server.evaluated(round_, values, loss, [], epsilon)
+                self._keep(round_, metrics, epsilon)
         for message, (_, node, since) in list(self.pending.items()):
             if last or time - since > self.timeout:
                 del self.pending[message]
@@ -85,6 +92,29 @@ class Evaluations:
         under_way = {round_ for round_, _, _ in self.pending.values()}
         self._replies = {round_: known for round_, known in self._replies.items() if round_ in under_way}
 
+    def _keep(self, round_: int, metrics: MetricRecord, epsilon: float | None) -> None:
+        """Keep the model's evaluation after a round in the history, if it says anything."""
+        first = self.result.evaluate_metrics_serverapp.get(0)  # which a resumed run has from its checkpoint
+        self.server.first_loss = None if first is None else _loss(self._name(first))
+        values = self._name(metrics)
+        if round_ > 0 and any(map(math.isfinite, values.values())):
+            loss = _loss(values)
+            others = {name: value for name, value in values.items() if name != LOSS}
+            self.server.evaluated(round_, others, loss, [], epsilon)
 
-def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    def _name(self, metrics: MetricRecord) -> dict[str, float]:
+        """Return the numbers in a record, and let the history know which there are."""
+        values = numbers_in(metrics, self.metrics, self.key)
+        if self.metrics is None and not self._names.issuperset(values):
+            self._names |= values.keys()
+            self.server.history.metrics = directions(self._names)
+        return values
+
+    def resume(self) -> None:
+        """Let the history know which metrics there were before the server was resumed."""
+        for metrics in self.result.evaluate_metrics_serverapp.values():
+            self._name(metrics)
+
+
+def _loss(values: Mapping[str, float]) -> float | None:
+    return values[LOSS] if math.isfinite(values.get(LOSS, math.nan)) else None

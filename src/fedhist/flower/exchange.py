@@ -18,7 +18,7 @@ from fedhist.errors import BadUpload
 from fedhist.flower.accounts import Accounts, node_name
 from fedhist.flower.wire import Rest
 from fedhist.store.history import ACCOUNT
-from fedhist.strategies.screening import Rejected, Screen, TooLong
+from fedhist.strategies.screening import Rejected, Screen, TooLong, norm_of
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 """Seconds until a node that failed is sent work again; each failure in a row doubles them."""
@@ -47,6 +47,10 @@ class Upload:
     identity: str | None = None
     """What the client calls itself, the same whenever it comes back."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    mail: Tensor | None = None
+    """``(P,)``: what the client has sent along, where the method's clients do."""
+    first: bool = False
+    """Whether the client has kept nothing from an earlier training, where the method's clients do."""
 
 
 class Work(NamedTuple):
@@ -66,6 +70,8 @@ class Arrival(NamedTuple):
     version: int
     time: float
     upload: Upload
+    received: Tensor
+    """The model that it started from."""
 
 
 @dataclass
@@ -83,6 +89,9 @@ class Exchange:
     A node that has not answered for `patience` seconds is given up. A round closes with K uploads, or after
     `max_round_wait` seconds with fewer. Times are in seconds since the first start. With `accounts` of privacy spent,
     only nodes that these admit are sent anything, and what a client calls itself has no effect.
+
+    What clients send along is judged by a screen of its own, `of_mail`: a gradient and a step along it differ in length
+    by orders of magnitude, and in a common length the longer one would hide the other.
     """
 
     def __init__(
@@ -94,7 +103,9 @@ class Exchange:
         patience: float,
         max_round_wait: float | None = None,
         accounts: Accounts | None = None,
+        of_mail: Screen | None = None,
     ) -> None:
+        self.of_mail, self._screens = of_mail, [screen] if of_mail is None else [screen, of_mail]
         self.screen, self.k, self.num_clients, self._note = screen, k, num_clients, note
         self.patience, self.max_round_wait, self.accounts = patience, max_round_wait, accounts
         self.version, self.opened = 1, 0.0
@@ -166,17 +177,21 @@ class Exchange:
         # An upload is judged before its client is given a number, which may be taken from another client.
         upload = self._admitted(work.node, upload, time)
         self._too_long.pop(work.node, None)
+        forgot = upload.first and _listed(work.node, known.identity) in self.numbers
         client = self._number(work.node, known.identity)
         if any(client == each.client for each in self._waiting):
             raise Rejected(f"client {known.identity or client} is in this round already")
         known.failures = 0
-        self._waiting.append(Arrival(work.node, client, work.version, time, upload))
+        if forgot:
+            self.note(time, "forgot", work.node, client=client, reason="it has lost what it kept between its trainings")
+        self._waiting.append(Arrival(work.node, client, work.version, time, upload, work.model[0]))
 
     def fail(self, node: int, kind: str, reason: str, time: float) -> None:
         """Leave a node alone for a while, for longer with each failure in a row."""
         if kind == "rejected" and self.screen.policy == "stop":
             raise BadUpload(f"node {node}'s upload in round {self.version} is bad: {reason}.")
-        self.screen.alarmed |= kind == "rejected"
+        for screen in self._screens:
+            screen.alarmed |= kind == "rejected"
         known = self._nodes[node]
         known.ready = time + min(FIRST_BACKOFF * 2 ** min(known.failures, 30), LONGEST_BACKOFF)
         known.failures += 1
@@ -208,7 +223,8 @@ class Exchange:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""
         late = self.max_round_wait is not None and time - self.opened >= self.max_round_wait
         least = 1 if late else self.k
-        if self.screen.waits and len(self._waiting) >= least and not self._judged_first(time, late=late):
+        waits = any(screen.waits for screen in self._screens)
+        if waits and len(self._waiting) >= least and not self._judged_first(time, late=late):
             return None
         if len(self._waiting) < least:
             return None
@@ -219,17 +235,25 @@ class Exchange:
 
     def close(self, taken: Iterable[Arrival], time: float) -> None:
         """Open the next round."""
-        norms = {arrival.client: arrival.upload.norm for arrival in taken}
-        self.screen.accepted(norms, list(norms.values()))
+        uploads = {arrival.client: arrival.upload for arrival in taken}
+        for screen in self._screens:
+            screen.accepted(uploads, [self._length(screen, upload) for upload in uploads.values()])
         self.version, self.opened = self.version + 1, time
+
+    def _length(self, screen: Screen, upload: Upload) -> float:
+        """Return the length that a screen judges an upload by."""
+        return upload.norm if screen is not self.of_mail else norm_of(upload.mail) if upload.mail is not None else 0.0
 
     def _admitted(self, node: int, upload: Upload, time: float) -> Upload:
         """Return an upload as it is accepted; raise if it is not."""
         try:
-            scale = self.screen.admit(upload.norm)
+            scale, of_mail = self.screen.admit(upload.norm), self._scale_of_mail(upload)
         except TooLong:
             self._too_long[node] = self._too_long.get(node, 0) + 1
             raise
+        if of_mail < 1 and upload.mail is not None:
+            self.note(time, "clipped", node, reason=f"the length of its mail was {norm_of(upload.mail):.3g}")
+            upload = replace(upload, mail=upload.mail * of_mail)
         if scale == 1:
             return upload
         if upload.rest:
@@ -237,18 +261,30 @@ class Exchange:
         self.note(time, "clipped", node, reason=f"its length was {upload.norm:.3g}")
         return replace(upload, delta=upload.delta * scale, norm=upload.norm * scale)
 
+    def _scale_of_mail(self, upload: Upload) -> float:
+        """Return the factor to multiply an upload's mail by; raise if it is too long."""
+        if self.of_mail is None:
+            return 1.0
+        try:
+            return self.of_mail.admit(self._length(self.of_mail, upload))
+        except TooLong as error:
+            raise TooLong(f"what it sends along is too long: {error}") from None
+
     def _judged_first(self, time: float, *, late: bool) -> bool:
         """Judge the first uploads of a run once there are enough of them to tell what is usual; return whether.
 
         Nodes that are connected and silent must not hold up the run for ever, so after a while those there are will do.
         """
-        self.screen.clients = self._connected()
-        late = late or time - self.opened >= self.patience
+        beginning = [screen for screen in self._screens if screen.waits]
+        for screen in beginning:
+            screen.clients = self._connected()
+        late = late or time - self.opened >= self.patience or not self.screen.waits  # mail may well be zero at first
         if len(self._waiting) < self.screen.first and not late:
             return False
-        if len(self._waiting) < self.screen.first:
+        if self.screen.waits and len(self._waiting) < self.screen.first:
             self.note(time, "judged early", uploads=len(self._waiting), wanted=self.screen.first)
-        self.screen.begin(arrival.upload.norm for arrival in self._waiting)
+        for screen in beginning:
+            screen.begin(self._length(screen, arrival.upload) for arrival in self._waiting)
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
             try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from logging import INFO, WARNING
 from pathlib import Path
@@ -18,10 +19,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from fedhist.clients.objectives import uses_mail
 from fedhist.errors import FedHistError, InvalidInput, flag, number, positive, reason, require, whole
 from fedhist.flower.accounts import Accounts
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
+from fedhist.flower.mail import check_clients_half, config_of
+from fedhist.flower.metrics import checked
 from fedhist.flower.replies import averaged
 from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
@@ -34,9 +38,9 @@ from fedhist.store.history import History
 from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import FedHist, Private, Strategy
 from fedhist.strategies.fedhist import default_h
-from fedhist.strategies.screening import Rejected
+from fedhist.strategies.screening import Rejected, Screen
 
-CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 4"
+CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 5"
 MOST = 10**9
 """Clients and rounds of a run, at most; tables of that length are made when one is resumed."""
 ROOM = 1000
@@ -78,6 +82,10 @@ class KAsync(ServerOptions, NetworkOptions):
         counted, a server that cannot save a round stops before it sends the new model to anybody.
     checkpoint_every
         Seconds between checkpoints; 0, the default, saves after every round.
+    metrics
+        Whether more is better, for each metric of `evaluate_fn` that the history keeps, the most important one first:
+        ``{"auc": True, "rmse": False}``. By default all numbers it returns: accuracy first, else the loss, and less is
+        better for what is called loss, perplexity, mae, mse or rmse.
     on_round
         Called after every round with its number and the history so far in a list, as in a simulation.
     """
@@ -89,6 +97,7 @@ class KAsync(ServerOptions, NetworkOptions):
     trainable: Trainable = None
     checkpoint: str | Path | None = None
     checkpoint_every: float = 0.0
+    metrics: Mapping[str, bool] | None = None
     on_round: Callable[[int, Sequence[History]], None] | None = None
 
     session: Session = dataclasses.field(init=False, repr=False)
@@ -114,6 +123,8 @@ class KAsync(ServerOptions, NetworkOptions):
         require(fits, f"checkpoint_every={every} would let a restart forget uploads whose privacy is spent; use 0.")
         fits = self.record is None or wait is None
         require(fits, f"record needs K uploads in every round, so max_round_wait must be None, got {wait}.")
+        self._set(metrics=checked(self.metrics))
+        check_clients_half(self.method, clients, recorded=self.record is not None)
         require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
 
     @property
@@ -141,7 +152,8 @@ class KAsync(ServerOptions, NetworkOptions):
         """
         whole("num_rounds", num_rounds, 1)
         positive("timeout", timeout)
-        configs = {MessageType.TRAIN: train_config, MessageType.EVALUATE: evaluate_config}
+        train = ConfigRecord({**(train_config or {}), **config_of(self.method)})
+        configs = {MessageType.TRAIN: train, MessageType.EVALUATE: evaluate_config}
         with contextlib.ExitStack() as stack:
             if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
                 stack.enter_context(claimed(Path(self.checkpoint), CHECKPOINT))
@@ -187,9 +199,15 @@ class Session:
         accounts = Accounts(counting, room, authenticated=options.authenticated) if counting else None
         if counting and options.checkpoint is None:
             log(WARNING, "without a checkpoint, a server that is started again counts the privacy spent from zero")
-        exchange = Exchange(server.screen, server.note, options.k, room, timeout, options.max_round_wait, accounts)
-        evaluations = Evaluations(server, self.result, exchange.note, evaluate_fn, timeout, options.weighted_by_key)
-        self.source = Network(options, grid, server, exchange, evaluations, self.wire, rest, configs)
+        of_mail = None
+        if uses_mail(options.method.objective):
+            of_mail = Screen(options.bad_updates, options.max_norm_ratio, server.screen.model, room)
+        wait = options.max_round_wait
+        exchange = Exchange(server.screen, server.note, options.k, room, timeout, wait, accounts, of_mail)
+        key, metrics = options.weighted_by_key, options.metrics
+        evaluations = Evaluations(server, self.result, exchange.note, evaluate_fn, timeout, key, metrics)
+        run = secrets.token_hex(8) if saved is None else saved[1]["run"]
+        self.source = Network(options, grid, server, exchange, evaluations, self.wire, rest, configs, run)
         if saved is None:
             self.source.begin()
         else:
@@ -265,13 +283,14 @@ class Session:
         server, source = self.server, self.source
         history, clients = server.history, len(source.exchange.numbers)
         history.task, history.wall_seconds = f"Flower, {clients} clients", source.now
+        mail = 0 if source.mail is None else source.mail.nbytes
         model = {} if server.diverged else self.wire.join(server.model, source.rest)
         history.model = {name: torch.from_numpy(values) for name, values in model.items()} or None
         history.setting = {
             "clients": clients,
             **{name: value for name, value in values_of(self.options).items() if value is not None},
             "parameters": self.wire.num_params,
-            "bytes_per_upload": sum(values.nbytes for values in source.model.values()),
+            "bytes_per_upload": sum(values.nbytes for values in source.model.values()) + mail,
         }
         return history
 
@@ -299,6 +318,7 @@ class Session:
         try:
             counts = whole("expected", state["expected"], 0), whole("round", state["server"]["round"], 0)
             require(max(counts) < MOST, "its numbers are absurd")
+            require(isinstance(state["run"], str), "its run has no name")
         except (KeyError, TypeError, AttributeError, InvalidInput) as error:
             raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
         for name, value in self._described().items():
@@ -312,12 +332,15 @@ class Session:
         try:
             self.server.restore(tensors, state["server"])
             source.restore([tensors])
+            if source.exchange.of_mail is not None:
+                source.exchange.of_mail.restore(state["mail"])
             source.exchange.numbers.update(state["clients"])
             if source.exchange.accounts is not None:
                 source.exchange.accounts.admitted.update(state["admitted"])
             self._saved_round = self.server.round
             for metrics in METRICS:
                 setattr(self.result, metrics, {int(r): MetricRecord(values) for r, values in state[metrics].items()})
+            source.evaluations.resume()
             source.begin(float(state["elapsed"]))
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
             raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
@@ -331,6 +354,8 @@ class Session:
         numbers, accounts = source.exchange.numbers, source.exchange.accounts
         now = {"expected": self.expected, "server": facts, "elapsed": source.now, "clients": numbers}
         state = self._described() | now | {"admitted": sorted(accounts.admitted) if accounts else []}
+        of_mail = source.exchange.of_mail
+        state |= {"run": source.run, "mail": None if of_mail is None else of_mail.state()}
         for metrics in METRICS:
             state[metrics] = {str(r): dict(values) for r, values in getattr(self.result, metrics).items()}
         file = Path(self.options.checkpoint) / CHECKPOINT

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedhist.errors import FedHistError
 from fedhist.flower.evaluation import Evaluations
 from fedhist.flower.exchange import Arrival, Exchange, Upload, Work
+from fedhist.flower.mail import FIRST, MAIL, RUN, read_mail, sent_along, write_mail
 from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, MOST_EXAMPLES, examples_in, identity_in, reported
 from fedhist.flower.wire import Rest, State, Wire, read_model, write_model
 from fedhist.options import option
@@ -92,6 +93,8 @@ class Network:
     wire: Wire
     rest: Rest
     configs: Mapping[str, ConfigRecord | None]
+    run: str
+    """What the run is called to clients, the same when it is resumed."""
 
     taken: Sequence[Arrival] = ()
     """The uploads of the round that was delivered last."""
@@ -99,6 +102,8 @@ class Network:
     """The round whose model clients are to evaluate next."""
     model: State = dataclasses.field(init=False)
     """The current version, as it travels."""
+    mail: Tensor | None = dataclasses.field(init=False, default=None)
+    """What is sent along with it, where the method's clients use that."""
     _as_sent: tuple[Tensor, Rest] = dataclasses.field(init=False)
     """The same, as uploads are compared with it."""
     _origin: float = 0.0
@@ -120,6 +125,10 @@ class Network:
         self.model = self.wire.join(self.server.model, self.rest)
         try:
             self._as_sent = self.wire.split(self.model)
+            if self.exchange.of_mail is not None:
+                self.mail = sent_along(self.server.strategy, self.wire.num_params).clone()
+                if not bool(torch.isfinite(self.mail).all()):
+                    raise Rejected("what is sent along holds NaN or infinity")
         except Rejected as error:
             self.server.diverge(self.server.round, f"the model diverged in round {self.server.round} ({error})")
 
@@ -135,7 +144,18 @@ class Network:
         staleness = [self.exchange.version - arrival.version + 1 for arrival in taken]
         deltas = torch.stack([arrival.upload.delta for arrival in taken])
         examples = torch.tensor([arrival.upload.num_examples for arrival in taken], dtype=torch.float64)
-        yield self.server, Arrivals(deltas, torch.tensor(staleness), torch.tensor(clients), examples)
+        mail = [arrival.upload.mail for arrival in taken if arrival.upload.mail is not None]
+        yield (
+            self.server,
+            Arrivals(
+                deltas,
+                torch.tensor(staleness),
+                torch.tensor(clients),
+                examples,
+                mail=torch.stack(mail) if mail else None,
+                received_from=lambda: torch.stack([arrival.received for arrival in taken]),
+            ),
+        )
         self.server.keep_round(clients, staleness, [arrival.time for arrival in taken])
         self._average_rest(examples / examples.sum())
         self.exchange.close(taken, self.now)
@@ -186,6 +206,9 @@ class Network:
         config = ConfigRecord({**(self.configs[kind] or {}), "server-round": round_})
         content = RecordDict({options.configrecord_key: config})
         write_model(content, options.arrayrecord_key, self.model, packed=options.packed)
+        if kind == MessageType.TRAIN and self.mail is not None:
+            write_mail(content, self.mail)
+            content[RUN] = ConfigRecord({"id": self.run})
         messages = [Message(content, node, kind, ttl=options.message_ttl, group_id=str(round_)) for node in nodes]
         ids = options.patiently(lambda: self.grid.push_messages(messages))
         # The in-memory grid leaves out messages that it did not take, and then it is not known which those were.
@@ -226,7 +249,11 @@ class Network:
         norm = math.hypot(*(norm_of(values) for values in (delta, *moved.values())))
         metrics = reported(content)
         examples = examples_in(metrics, self.options.weighted_by_key)
-        return Upload(delta, rest, examples, norm, identity_in(content), metrics)
+        upload = Upload(delta, rest, examples, norm, identity_in(content), metrics)
+        if self.mail is None:
+            return upload
+        mail = read_mail(content, self.wire.num_params, self.wire.dtype)
+        return dataclasses.replace(upload, mail=mail, first=FIRST in content.array_records[MAIL])
 
     def finish(self) -> None:
         """Wait for evaluations that are still under way, but not too long for those of clients."""

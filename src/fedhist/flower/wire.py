@@ -133,6 +133,11 @@ class Wire:
                 raise Rejected(f"entry {name!r} is a variance and must not be negative")
         return flat, rest
 
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return views of a vector under the names of the trained entries."""
+        parts = zip(self.trained, torch.split(flat, self._sizes), strict=True)
+        return {name: part.view(self.shapes[name][1]) for name, part in parts}
+
     def join(self, flat: Tensor, rest: Rest) -> dict[str, NDArray[Any]]:
         """Return a state dict of this model's form, in memory of its own."""
         parts = rest | dict(zip(self.trained, torch.split(flat, self._sizes), strict=True))
