@@ -165,7 +165,7 @@ WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Record
 """Classes whose methods are listed too."""
 WITH_OPTIONS = {"simulate", "compare", "Trial"}
 """Names whose arguments are known only when the code runs."""
-NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise"]
+NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise", "ClientSide"]
 """The names of `fedhist.flower`, and the options that `KAsync` inherits."""
 
 

@@ -12,6 +12,7 @@ def test_names_and_labels() -> None:
         "fedavg": "FedAvg",
         "fedprox": "FedProx",
         "moon": "MOON",
+        "scaffold": "SCAFFOLD",
         "dynsgd": "DynSGD",
         "twafl": "TWAFL",
         "wkafl": "WKAFL",
