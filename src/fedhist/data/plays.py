@@ -13,8 +13,8 @@ from itertools import pairwise
 _ASIDE = re.compile(r"\[[^\[\]]{0,900}\]|\[[^\[\]\n]*$", re.MULTILINE)  # the second is a bracket that is never closed
 _CAST = re.compile(r"^\W*(dramatis person(ae|æ)|persons represented|the persons of the play|characters)\W*$", re.I)
 _HEADING = re.compile(
-    r"^\s*(ACT|SCENE)\b[ .]*([IVXLC]+|\d+|[A-Z]+)?\b.*$|^\W*(INDUCTION|THE END|FINIS|DUMB SHOW|THE ORDER OF .*)\W*$",
-    re.I,
+    r"^\s*(ACT|SCENE)\b|^\s*(Act|Scene) ([IVXLC]+|\d+)\b[.:]?\s*($|[A-Z])|"
+    r"^\W*(INDUCTION|THE END|FINIS|DUMB SHOW|THE ORDER OF [A-Z ]*)\W*$"
 )
 _OPENING = re.compile(r"^\W*(ACT\b|SCENE\b|INDUCTION\b|(THE )?PROLOGUE\W*$|(ENTER )?CHORUS\W*$)", re.I)
 _DIRECTION = re.compile(
@@ -146,7 +146,7 @@ def _spoken(lines: Sequence[str], speakers: _Speakers) -> Iterator[tuple[str, st
     for previous, line in pairwise(["", *lines]):
         if _DIRECTION.match(line) or _NUMERAL.match(line):
             continue
-        heading = bool(_HEADING.match(line)) and not line.startswith("    ")
+        heading = _HEADING.match(line)
         found = None if heading else speakers.split(line, previous)
         if heading or found:
             if speaker:
