@@ -203,8 +203,9 @@ def to_group_norm(model: nn.Module) -> nn.Module:
             made[module] = module
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                 made[module] = _grouped(module)
-            for name, child in module.named_children():
-                setattr(module, name, converted(child))
+            for name, child in module._modules.items():  # named_children() leaves out what it has listed before
+                if child is not None:
+                    setattr(module, name, converted(child))
         return made[module]
 
     return converted(copy.deepcopy(model))

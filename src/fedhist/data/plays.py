@@ -22,7 +22,10 @@ _DIRECTION = re.compile(
     r"(?![,!?;'])(?!\.\s+[a-z])"
 )
 _AT_THE_EDGE = re.compile(r"\s{3,}(Re-?enter|Enter|Exit|Exeunt)\b.*$")
-_NAME = r"(?:\d\w{0,2} )?[A-Z][A-Za-z'’\-]*(?:[.,]? (?:of|the|and|to|in|de|&|[A-Z0-9][A-Za-z'’\-]*)){0,5}"
+_NAME = (
+    r"(?:\d\w{0,2} )?(?:[A-Z][A-Za-z]{0,2}\. )?[A-Z][A-Za-z'’\-]*"
+    r"(?:(?:,? |\. (?=and |& ))(?:of|the|and|to|in|de|&|[A-Z0-9][A-Za-z'’\-]*)){0,5}"
+)
 _ALONE = re.compile(rf"^\s*({_NAME}?)([.:]?)\s*$")
 _BEFORE = re.compile(rf"^(\s*)({_NAME}?)[.:]\s+(?=\S)")
 _WORD = re.compile(r"[A-Z]+")
@@ -72,7 +75,7 @@ class _Cast:
     def fitting(self, word: str) -> set[str]:
         """Return the words that this one may stand for: itself, or what it abbreviates, preferably in a name."""
         for known in (self.names, self.words):
-            if word in known or word in _SMALL:
+            if len(word) == 1 or word in known or word in _SMALL or word in _ORDINALS.values():
                 return {word}
             if longer := {each for each in known if each.startswith(word) and each not in (f"{word}S", f"{word}ES")}:
                 return longer
@@ -104,7 +107,7 @@ class _Speakers:
                 continue
             if match := _ALONE.match(line):
                 label, capitals = _tidy(match[1]), match[1].upper() == match[1]
-                if label not in _NOT_ROLES and (capitals or (match[2] and not previous.strip())):
+                if len(label) > 1 and label not in _NOT_ROLES and (capitals or (match[2] and not previous.strip())):
                     alone[capitals, bool(match[2])][label] += 1
             elif match := _BEFORE.match(line):
                 label, capitals = _tidy(match[2]), match[2].upper() == match[2] and len(match[2]) > 1
@@ -113,7 +116,7 @@ class _Speakers:
         dotted = [(capitals, found) for (capitals, dot), found in alone.items() if dot]
         by_capitals = {True: 0, False: 0}
         for capitals, found in (*dotted, *before.items()):
-            by_capitals[capitals] += sum(n for n in found.values() if n > 1)
+            by_capitals[capitals] += found.total()
         capitals = by_capitals[True] >= by_capitals[False]
         bare = sum(n for n in alone[True, False].values() if n > 1)
         has_dots = by_capitals[capitals] >= bare
@@ -174,7 +177,7 @@ def _full_names(labels: Collection[str], cast: _Cast) -> dict[str, str]:
     """
     words = {word for label in labels for word in label.split()}
     fitting = {word: cast.fitting(word) for word in words}
-    taken = set[str]().union(*(names for names in fitting.values() if len(names) == 1))
+    taken = set[str]().union(*(names for word, names in fitting.items() if len(names) == 1 and word not in names))
     full = {}
     for word, names in fitting.items():
         left = names if len(names) == 1 else names - taken

@@ -1,7 +1,7 @@
 """Shakespeare's plays, a client for each role: predict the next character from the eighty before it.
 
 After LEAF (Caldas et al., 2018): a client is one role in one play, and the vocabulary is LEAF's eighty characters.
-Curly quotation marks, dashes and letters with accents become their plain forms, and what is still outside the vocabulary
+Curly quotation marks, dashes and letters with accents become their plain forms, and what is outside the vocabulary then
 is dropped. The lines of a speech are joined by spaces and the speeches of a role by line breaks. The first four fifths
 of that text are for training and the last fifth is for testing; windows do not reach across the cut, so the two parts
 share neither inputs nor targets. Training has a window at every character, as in LEAF; testing has at most a hundred
@@ -103,6 +103,8 @@ def divide(text: str) -> dict[str, str]:
         place = next((i for i in range(at, len(lines)) if lines[i].strip() == title), None)
         starts.append(at if place is None else place)
         at = starts[-1] if place is None else place + 1
+    if not wanted:
+        return {}
     works = {
         title: "\n".join(lines[start:end])
         for title, start, end in zip(wanted, starts, [*starts[1:], len(lines)], strict=True)
