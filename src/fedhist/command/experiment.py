@@ -28,7 +28,7 @@ def completed(settings: Settings, **more: Any) -> Settings:
     dataset = settings["dataset"]
     if "lr" not in settings.given:
         more["lr"] = learning_rate(dataset, settings["model"])
-    if "clients" not in settings.given:
+    if "clients" not in settings.given and dataset in NATURAL:
         more["clients"] = usual_clients(dataset)
     settings = settings.having(**more) if more else settings
     if dataset in NATURAL:

@@ -33,12 +33,7 @@ class Experiment:
         "Data",
         default_text="what suits the data set",
     )
-    clients: int = option(
-        None,
-        "Number of clients N; of shakespeare and watch the largest.",
-        "Data",
-        default_text="100, or all 20 of watch",
-    )
+    clients: int = option(100, "Number of clients N; those with the most data of shakespeare, all 20 of watch.", "Data")
     split: str = option("dirichlet", "How labels are divided: dirichlet, iid or shards.", "Data")
     beta: float = option(0.3, "Dirichlet parameter; the smaller, the more skewed.", "Data")
     shards_per_client: int = option(2, "Shards each client gets with split = shards.", "Data")

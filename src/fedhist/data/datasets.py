@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhist.data import shakespeare, watch
 from fedhist.data.formats import Bytes, Images, read_batches, read_digits, read_fashion
 from fedhist.data.models import model_of
 from fedhist.data.natural import Default, Held, require_undivided
 from fedhist.data.partition import dirichlet, exclusive, iid
 from fedhist.data.places import Progress, data_folders, download, existing, md5
+from fedhist.data.shakespeare import load as load_shakespeare, place as place_of_shakespeare
 from fedhist.data.task import Task
+from fedhist.data.watch import CLIENTS as ARMS, file as file_of_watch, load as load_watch
 from fedhist.errors import DataError, reason, require, unknown, whole
 from fedhist.store.files import plain, read_bytes, whole_file
 from fedhist.streams import Stream
@@ -162,12 +163,12 @@ class Natural:
 
 
 def _shakespeare_where(roots: Sequence[Path]) -> str:
-    place = shakespeare.place(roots)
+    place = place_of_shakespeare(roots)
     return str(place) if place else f"to be downloaded to {roots[0]}"
 
 
 def _watch_where(_: Sequence[Path]) -> str:
-    return "comes with seglearn" if watch.file() else "comes with seglearn: pip install 'fedhist[watch]'"
+    return "comes with seglearn" if file_of_watch() else "comes with seglearn: pip install 'fedhist[watch]'"
 
 
 NATURAL = {
@@ -177,16 +178,16 @@ NATURAL = {
         clients=100,
         model="char-lstm",
         lrs={"char-lstm": 1.0, "char-transformer": 0.1},
-        load=shakespeare.load,
+        load=load_shakespeare,
         where=_shakespeare_where,
     ),
     "watch": Natural(
         title="Watch: 7 shoulder exercises, felt on both arms of 10 people",
         client="one arm of one person",
-        clients=watch.CLIENTS,
+        clients=ARMS,
         model="cnn",
         lrs={"cnn": 0.1, "mlp": 0.1},
-        load=watch.load,
+        load=load_watch,
         where=_watch_where,
     ),
 }

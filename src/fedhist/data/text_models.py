@@ -56,7 +56,6 @@ class CharTransformer(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
         self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, letters)
-        nn.init.normal_(self.embedding.weight, std=0.02)
         self.register_buffer("hidden", torch.full((length, length), -math.inf).triu(1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
