@@ -173,7 +173,7 @@ def _watch_where(_: Sequence[Path]) -> str:
 
 NATURAL = {
     "shakespeare": Natural(
-        title="Shakespeare: the next character of what 806 roles say in 37 plays",
+        title="Shakespeare: the next character of what a role says",
         client="one role in one play",
         clients=100,
         model="char-lstm",
