@@ -113,7 +113,8 @@ def commands(page: Path, program: Sequence[str] = ("fedhist",)) -> Iterator[list
 def make_sense(settings: Settings) -> list[fedhist.Trial]:
     """Return the trials of some settings, on data that need no download; raise unless all values can be used."""
     completed(settings)
-    task = task_of(settings.having(dataset="digits"), settings["seed"])
+    others = {name: value for name, value in settings.given.items() if name != "model"}
+    task = task_of(Settings(others | {"dataset": "digits"}), settings["seed"])
     options = {name: value for name, value in for_trials(settings).items() if name != "schedule"}
     return [fedhist.Trial(method, task, **options) for method in methods_of(settings)]
 

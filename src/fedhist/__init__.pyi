@@ -2,7 +2,7 @@
 from fedhist.clients.local import Local as Local, LocalSGD as LocalSGD
 from fedhist.clients.objectives import Contrastive as Contrastive, CrossEntropy as CrossEntropy, Proximal as Proximal
 from fedhist.data.datasets import load_task as load_task
-from fedhist.data.models import LeNet as LeNet
+from fedhist.data.models import LeNet as LeNet, to_group_norm as to_group_norm
 from fedhist.data.partition import (
     SplitNotice as SplitNotice,
     dirichlet as dirichlet,

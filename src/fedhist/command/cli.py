@@ -268,7 +268,8 @@ def _options(make: Callable[..., Any]) -> str:
 @app.command()
 def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look in.")] = None) -> None:
     """List the data sets and where they are."""
-    from fedhist.data.datasets import DATASETS, data_folders  # noqa: PLC0415
+    from fedhist.data.datasets import DATASETS, NATURAL  # noqa: PLC0415
+    from fedhist.data.places import data_folders  # noqa: PLC0415
 
     roots = data_folders(data_dir)
     table = Table("name", "data", "where", box=None, pad_edge=False)
@@ -276,6 +277,8 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
     for name, dataset in DATASETS.items():
         place = dataset.place(roots)
         table.add_row(name, dataset.title, str(place) if place else f"to be downloaded to {roots[0]}")
+    for name, natural in NATURAL.items():
+        table.add_row(name, natural.title, natural.where(roots))
     console.print(table)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from fedhist.command.settings import Settings
 from fedhist.data import Task, load_task, partition
-from fedhist.data.datasets import Progress, learning_rate
+from fedhist.data.datasets import NATURAL, learning_rate, usual_clients
+from fedhist.data.natural import require_undivided
+from fedhist.data.places import Progress
 from fedhist.errors import choice, number, positive, require
 from fedhist.simulation.engine import compare
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
@@ -17,13 +19,22 @@ from fedhist.world.speeds import SlowGroup, as_speeds
 
 MOST_SEEDS = 10_000
 """Number of seeds beyond which a typing error is assumed."""
+SPLITTING = ("split", "beta", "shards_per_client", "rare_class")
+"""Settings of how data are divided among clients."""
 
 
 def completed(settings: Settings, **more: Any) -> Settings:
-    """Return the settings with some others, and with the learning rate that suits the data set unless one was given."""
+    """Return the settings with some others, and with what suits the data set where nothing else was given."""
+    dataset = settings["dataset"]
     if "lr" not in settings.given:
-        more["lr"] = learning_rate(settings["dataset"])
-    return settings.having(**more) if more else settings
+        more["lr"] = learning_rate(dataset, settings["model"])
+    if "clients" not in settings.given and dataset in NATURAL:
+        more["clients"] = usual_clients(dataset)
+    settings = settings.having(**more) if more else settings
+    if dataset in NATURAL:
+        require_undivided(dataset, NATURAL[dataset].client, **{name: settings.given.get(name) for name in SPLITTING})
+        settings.update(dict.fromkeys(SPLITTING))  # what does not apply is not in the run's file either
+    return settings
 
 
 def run_experiment(
@@ -96,7 +107,11 @@ def slow_clients(settings: Settings) -> range:
 
 def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:
     """Load the data set and divide it among the clients."""
-    clients, beta, shards = settings["clients"], settings["beta"], settings["shards_per_client"]
+    name, clients = settings["dataset"], settings["clients"]
+    common = {"model": settings["model"], "data_dir": settings["data_dir"], "progress": progress}
+    if name in NATURAL:
+        return load_task(name, clients, seed=seed, **common)
+    beta, shards = settings["beta"], settings["shards_per_client"]
     splits: dict[str, Callable[[Any], partition.Split]] = {
         "dirichlet": lambda y: partition.dirichlet(y, clients, beta, seed),
         "iid": lambda y: partition.iid(y, clients, seed),
@@ -105,8 +120,5 @@ def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> 
     slow, rare = slow_clients(settings), settings["rare_class"]
     held = rare is None or len(slow) > 0
     require(held, f"rare_class={rare} needs slow clients to hold it; set slow_fraction above 0.")
-    name, folder = settings["dataset"], settings["data_dir"]
     split = splits[choice("split", settings["split"], tuple(splits))]
-    return load_task(
-        name, clients, seed=seed, split=split, rare_class=rare, rare_clients=slow, data_dir=folder, progress=progress
-    )
+    return load_task(name, clients, seed=seed, split=split, rare_class=rare, rare_clients=slow, **common)

@@ -25,9 +25,15 @@ class Experiment:
     defence: str | None = option(
         None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2.", "Method"
     )
-    dataset: str = option("digits", "digits, fashion-mnist, cifar10 or cifar100.", "Data")
+    dataset: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, shakespeare or watch.", "Data")
     data_dir: Path | None = option(None, "Folder with data sets in torchvision's layout.", "Data")
-    clients: int = option(100, "Number of clients N.", "Data")
+    model: str | None = option(
+        None,
+        "lenet, cnn, resnet8, resnet18, mlp, char-lstm, char-transformer, or package.module:function.",
+        "Data",
+        default_text="what suits the data set",
+    )
+    clients: int = option(100, "Number of clients N; those with the most data of shakespeare, all 20 of watch.", "Data")
     split: str = option("dirichlet", "How labels are divided: dirichlet, iid or shards.", "Data")
     beta: float = option(0.3, "Dirichlet parameter; the smaller, the more skewed.", "Data")
     shards_per_client: int = option(2, "Shards each client gets with split = shards.", "Data")

@@ -1,15 +1,13 @@
 """Named data sets: found on this machine, or downloaded from where they are published."""
 
-import hashlib
-import http.client
 import importlib.util
-import os
 import tarfile
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +15,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhist.data.formats import Bytes, Images, read_batches, read_digits, read_fashion
-from fedhist.data.models import LeNet
+from fedhist.data.models import model_of
+from fedhist.data.natural import Default, Held, require_undivided
 from fedhist.data.partition import dirichlet, exclusive, iid
+from fedhist.data.places import Progress, data_folders, download, existing, md5
+from fedhist.data.shakespeare import load as load_shakespeare, place as place_of_shakespeare
 from fedhist.data.task import Task
-from fedhist.errors import DataError, brief, reason, require, unknown, whole
+from fedhist.data.watch import CLIENTS as ARMS, file as file_of_watch, load as load_watch
+from fedhist.errors import DataError, reason, require, unknown, whole
 from fedhist.store.files import plain, read_bytes, whole_file
 from fedhist.streams import Stream
 
-Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes so far and the total."""
-
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-_md5 = partial(hashlib.md5, usedforsecurity=False)  # the checksum that is published for these data sets
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,18 @@ class Dataset:
     def place(self, roots: Sequence[Path]) -> Path | None:
         """Return the first folder that holds all the files, or None."""
         places = (*(root / self.folder for root in roots), *self.elsewhere)
-        return next((p for p in places if all(_existing(p / name) for name in self.files)), None)
+        return next((p for p in places if all(existing(p / name) for name in self.files)), None)
 
     def load(self, place: Path) -> Images:
         """Return the images and labels in a folder, once the content of its files is verified."""
         files = {}
         for name, checksum in self.files.items():
-            path = _existing(place / name) or place / name
+            path = existing(place / name) or place / name
             try:
                 files[name] = read_bytes(path)
             except (OSError, ValueError) as error:
                 raise DataError(f"{path} cannot be read: {reason(error)}.") from error
-            if (found := _md5(files[name]).hexdigest()) != checksum:
+            if (found := md5(files[name]).hexdigest()) != checksum:
                 raise DataError(f"{path} is damaged: its content has MD5 {found}, not {checksum}; delete it.")
         try:
             return self.read(files)
@@ -73,7 +71,7 @@ class Dataset:
         for url, checksum in self.sources.items():
             name = url.rpartition("/")[2]
             target = root / (name if name.endswith(".tar.gz") else f"{self.folder}/{name}")
-            if not _existing(target):
+            if not existing(target):
                 download(url, target, checksum, progress and partial(progress, name))
             if name.endswith(".tar.gz"):
                 self._unpack(target, root)
@@ -85,7 +83,7 @@ class Dataset:
                 for name, expected in self.files.items():
                     member = tar.extractfile(f"{self.folder}/{name}")
                     content = member.read() if member else b""
-                    if _md5(content).hexdigest() != expected:
+                    if md5(content).hexdigest() != expected:
                         raise DataError(f"{archive} holds a damaged {name}; delete it and try again.")
                     target = root / self.folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,37 +93,6 @@ class Dataset:
             raise
         except Exception as error:  # tarfile raises many kinds of errors
             raise DataError(f"{archive} cannot be unpacked, delete it and try again: {reason(error)}.") from error
-
-
-def _existing(path: Path) -> Path | None:
-    """Return the path of a file, which may be compressed, or None; also None for a folder we may not read."""
-    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if os.path.isfile(p)), None)  # noqa: PTH113
-
-
-def download(url: str, to: Path, checksum: str, progress: Callable[[int, int], None] | None = None) -> None:
-    """Download a file, which appears only once it is complete and its MD5 sum is right.
-
-    `progress` is called with the bytes so far and the total, which is 0 where the server does not say.
-    """
-    digest, done = _md5(), 0
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(to) as part:
-            with urllib.request.urlopen(url, timeout=30) as response, part.open("wb") as file:
-                total = response.length or 0
-                while chunk := response.read(1 << 18):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    done += len(chunk)
-                    if progress:
-                        progress(done, total)
-            if total and done != total:
-                raise DataError(f"{url} broke off after {done} of {total} bytes; try again.")
-            if (found := digest.hexdigest()) != checksum:
-                raise DataError(f"{url} has MD5 {found} where {checksum} was expected; it was not kept.")
-    except (OSError, http.client.HTTPException) as error:
-        cause = getattr(error, "reason", None) or error
-        raise DataError(f"{url} could not be downloaded to {to}: {cause}.") from error
 
 
 _FASHION_HOME = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
@@ -175,34 +142,76 @@ DATASETS = {
         lr=0.1,
     ),
 }
-DATASET_NAMES = ("digits", *DATASETS)
+
+
+@dataclass(frozen=True)
+class Natural:
+    """A data set that comes divided among clients."""
+
+    title: str
+    client: str
+    """What a client is."""
+    clients: int
+    """How many of the largest clients there are unless another number is given."""
+    model: str
+    lrs: Mapping[str, float]
+    """A learning rate for each model that suits it."""
+    load: Callable[[Sequence[Path], int, bool, Progress | None], Held]
+    """From the folders to look in, the number of clients and whether the test part is held back."""
+    where: Callable[[Sequence[Path]], str]
+    """Says where the data are."""
+
+
+def _shakespeare_where(roots: Sequence[Path]) -> str:
+    place = place_of_shakespeare(roots)
+    return str(place) if place else f"to be downloaded to {roots[0]}"
+
+
+def _watch_where(_: Sequence[Path]) -> str:
+    return "comes with seglearn" if file_of_watch() else "comes with seglearn: pip install 'fedhist[watch]'"
+
+
+NATURAL = {
+    "shakespeare": Natural(
+        title="Shakespeare: the next character of what a role says",
+        client="one role in one play",
+        clients=100,
+        model="char-lstm",
+        lrs={"char-lstm": 1.0, "char-transformer": 0.1},
+        load=load_shakespeare,
+        where=_shakespeare_where,
+    ),
+    "watch": Natural(
+        title="Watch: 7 shoulder exercises, felt on both arms of 10 people",
+        client="one arm of one person",
+        clients=ARMS,
+        model="cnn",
+        lrs={"cnn": 0.1, "mlp": 0.1},
+        load=load_watch,
+        where=_watch_where,
+    ),
+}
+DATASET_NAMES = ("digits", *DATASETS, *NATURAL)
 DIGITS_LR = 0.15
+CLIENTS = 100
+BETA = Default(0.3)
 
 
-def learning_rate(name: str) -> float:
-    """Return a learning rate with which LeNet learns a data set in few rounds of one local step."""
+def learning_rate(name: str, model: str | None = None) -> float:
+    """Return a learning rate with which a model learns a data set in few rounds of one local step."""
+    if name in NATURAL:
+        lrs = NATURAL[name].lrs
+        return lrs.get(model or "", lrs[NATURAL[name].model])
     if name not in DATASET_NAMES:
         raise unknown("dataset", name, DATASET_NAMES)
     return DIGITS_LR if name == "digits" else DATASETS[name].lr
 
 
-def data_folders(data_dir: str | Path | None = None) -> list[Path]:
-    """Return the folders in which to look for data sets; missing ones are downloaded to the first.
-
-    A folder given by argument or by $FEDHIST_DATA is the only one. By default they are the user's cache and ./data,
-    where torchvision's examples put theirs.
-    """
-    chosen = data_dir or os.environ.get("FEDHIST_DATA")
-    if not chosen:
-        home = Path(os.path.expanduser("~"))  # noqa: PTH111 (it stays "~" where it is not known)
-        return [home / ".cache" / "fedhist", Path("data")] if home.is_absolute() else [Path("data")]
-    try:
-        folder = Path(chosen).expanduser()
-        possible = b"\0" not in os.fsencode(folder)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: the home folder of an unknown user
-        possible = False
-    require(possible, f"data_dir={brief(chosen)} is not the name of a folder.")
-    return [folder]
+def usual_clients(name: str) -> int:
+    """Return the number of clients of a data set unless another one is given."""
+    if name not in DATASET_NAMES:
+        raise unknown("dataset", name, DATASET_NAMES)
+    return NATURAL[name].clients if name in NATURAL else CLIENTS
 
 
 def _digits_table() -> Bytes:
@@ -235,6 +244,9 @@ def load_dataset(
     if name not in DATASET_NAMES:
         raise unknown("dataset", name, DATASET_NAMES)
     roots, place = data_folders(data_dir), None
+    if name in NATURAL:
+        held = NATURAL[name].load(roots, usual_clients(name), validation, progress)
+        return held.x, held.y, held.x_test, held.y_test
     if name != "digits":
         dataset = DATASETS[name]
         place = dataset.place(roots)
@@ -261,19 +273,13 @@ def _load(name: str, place: Path | None, validation: bool) -> tuple[Tensor, ...]
     return x[~held], y[~held], x[held], y[held]
 
 
-@lru_cache
-def _lenet(channels: int, size: int, classes: int) -> Callable[[], nn.Module]:
-    """Return one function per shape, by which tasks of several seeds are known to have the same model."""
-    return lambda: LeNet(channels, size, classes)
-
-
 def load_task(
     name: str,
-    clients: int = 100,
-    beta: float | None = 0.3,
+    clients: int | None = None,
+    beta: float | None = BETA,
     seed: int = 0,
     *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
     split: Callable[[Tensor], Sequence[NDArray[np.int64]]] | None = None,
     rare_class: int | None = None,
     rare_clients: Sequence[int] = (),
@@ -286,29 +292,69 @@ def load_task(
     Parameters
     ----------
     name
-        "digits", "fashion-mnist", "cifar10" or "cifar100".
+        "digits", "fashion-mnist", "cifar10", "cifar100", "shakespeare" or "watch".
     clients
-        Number of clients N.
+        Number of clients N, by default 100. "shakespeare" and "watch" come divided among clients: N of them are
+        those with the most data, by default 100 roles or all 20 arms.
     beta
-        Divide by label with Dirichlet(β); None is IID.
+        Divide by label with Dirichlet(β); None is IID. Like `split` and `rare_class`, not for data that come divided.
     seed
         Seed of the split.
     model
-        As in :class:`Task`; LeNet by default.
+        As in :class:`Task`, or one of "lenet", "cnn", "resnet8", "resnet18", "mlp", "char-lstm" and
+        "char-transformer", or "package.module:function" for a function of yours without arguments. By default LeNet
+        for images, "char-lstm" for "shakespeare" and "cnn" for "watch".
     split
         A function from the training labels to the clients' index lists, instead of `beta`.
     rare_class, rare_clients
         A class that only these clients hold.
     validation
         Hold back a tenth of the training data, always the same, and test on that, to choose settings without
-        using the test set.
+        using the test set. Of data that come divided, the last fifth of each client's training part is held back.
     data_dir
         Folder in torchvision's layout; see :func:`data_folders` for the default.
     progress
         Called during downloads with a file's name, the bytes so far and the total.
     """
-    whole("clients", clients, 1)
-    x, y, x_test, y_test = load_dataset(name, data_dir, progress, validation=validation)
+    clients = usual_clients(name) if clients is None else whole("clients", clients, 1)
+    parts: Sequence[NDArray[np.int64]]
+    more: dict[str, Any] = {}
+    if name in NATURAL:
+        given = None if isinstance(beta, Default) else {"beta": "None" if beta is None else beta}
+        require_undivided(name, NATURAL[name].client, **(given or {}), split=split, rare_class=rare_class)
+        held = NATURAL[name].load(data_folders(data_dir), clients, validation, progress)
+        x, y, x_test, y_test, parts = held.x, held.y, held.x_test, held.y_test, held.clients
+        default, classes = NATURAL[name].model, held.classes
+        if "client_test" in signature(Task).parameters:
+            more["client_test"] = held.client_test
+    else:
+        x, y, x_test, y_test = load_dataset(name, data_dir, progress, validation=validation)
+        parts = _divided(name, y, clients, beta, seed, split, rare_class, rare_clients)
+        default, classes = "lenet", int(y.max()) + 1
+    named = model if isinstance(model, str) else None
+    if model is None or isinstance(model, str):
+        model = model_of(named or default, x, classes)
+    task = Task(model, x, y, parts, x_test, y_test, name, learning_rate(name, named), **more)
+    task.about = {
+        "dataset": name,
+        **task.about,
+        **({} if named is None else {"model": named}),
+        **({"validation": True} if validation else {}),
+    }
+    return task
+
+
+def _divided(
+    name: str,
+    y: Tensor,
+    clients: int,
+    beta: float | None,
+    seed: int,
+    split: Callable[[Tensor], Sequence[NDArray[np.int64]]] | None,
+    rare_class: int | None,
+    rare_clients: Sequence[int],
+) -> Sequence[NDArray[np.int64]]:
+    """Return the examples of each client, divided by label or as a function says."""
     if split is not None:
         require(callable(split), f"split must be a function from the labels to index lists, got {split!r}.")
         parts = split(y)
@@ -320,8 +366,4 @@ def load_task(
         require(bool((y == rare_class).any()), f"rare_class={rare_class} is not a class of {name}.")
         require(len(rare_clients) > 0, f"rare_class={rare_class} needs rare_clients that hold it.")
         parts = exclusive(parts, y, rare_class, rare_clients, seed)
-    if model is None:
-        model = _lenet(x.shape[1], x.shape[-1], int(y.max()) + 1)
-    task = Task(model, x, y, parts, x_test, y_test, name, learning_rate(name))
-    task.about = {"dataset": name, **task.about, **({"validation": True} if validation else {})}
-    return task
+    return parts

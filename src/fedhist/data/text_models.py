@@ -1,0 +1,66 @@
+"""Models that predict the next character: from numbers of characters, ``(batch, length)``, to logits."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class CharLSTM(nn.Module):
+    """LEAF's model of text (Caldas et al., 2018): an embedding of 8 and two LSTM layers of 256."""
+
+    def __init__(self, letters: int = 80) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(letters, 8)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.out = nn.Linear(256, letters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the character after the last."""
+        hidden, _ = self.lstm(self.embedding(x.long()))
+        return self.out(hidden[:, -1])  # type: ignore[no-any-return]
+
+
+class _Layer(nn.Module):
+    """Causal self-attention and a layer for each position, both beside a shortcut and after LayerNorm.
+
+    Attention is written out, since ``nn.MultiheadAttention`` cannot be trained for many clients at once.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)
+        mixed = torch.softmax(scores + hidden[:length, :length], dim=-1) @ value
+        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+class CharTransformer(nn.Module):
+    """A small transformer: two layers of width 128 with four heads, and a learned vector for each position."""
+
+    hidden: Tensor
+
+    def __init__(self, letters: int = 80, length: int = 80, width: int = 128, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(letters, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, width))
+        self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, letters)
+        self.register_buffer("hidden", torch.full((length, length), -math.inf).triu(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the character after the last."""
+        x = self.embedding(x.long()) + self.positions[: x.shape[1]]
+        for layer in self.layers:
+            x = layer(x, self.hidden)
+        return self.out(self.norm(x[:, -1]))  # type: ignore[no-any-return]
