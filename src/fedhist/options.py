@@ -116,8 +116,10 @@ def plain(value: object) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    kind = type(value)
-    text = f"{kind.__module__}.{kind.__qualname__}" if kind.__repr__ is object.__repr__ else repr(value)
+    # A function, and an object without a description, would be described by its address.
+    kind: Any = value if inspect.isroutine(value) else type(value)
+    nameless = kind is value or kind.__repr__ is object.__repr__
+    text = f"{kind.__module__}.{kind.__qualname__}" if nameless else repr(value)
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{text[:LONGEST_TEXT]}… {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

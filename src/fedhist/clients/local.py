@@ -98,6 +98,8 @@ class Local:
         known = {each.lower() for each, kind in vars(optim).items() if isinstance(kind, type)} - {"optimizer"}
         if name not in known:
             raise unknown("optimizer", name, known)
+        fits = name not in ("lbfgs", "sparseadam")
+        require(fits, f"optimizer={name!r} needs more than a gradient; write a loop of your own with it.")
 
     @cached_property
     def parsed(self) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from fedhist.clients.local import KNOWN, Local
+from fedhist.errors import InvalidInput, reason
 
 Rate = float | Tensor
 """A learning rate, or one for each client: ``(M, 1)``."""
@@ -111,7 +112,10 @@ def torch_optimizer(local: Local, parameters: Any, lr: float) -> optim.Optimizer
         options |= {"momentum": local.momentum, "nesterov": local.nesterov}
     if local.weight_decay or name in KNOWN:
         options["weight_decay"] = local.weight_decay
-    made: optim.Optimizer = kinds[name](parameters, lr=lr, **options)
+    try:
+        made: optim.Optimizer = kinds[name](parameters, lr=lr, **options)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"optimizer={local.optimizer!r} cannot be used: {reason(error)}.") from error
     return made
 
 
@@ -123,17 +127,14 @@ def why_not_flat(local: Local) -> str | None:
     generator = torch.Generator().manual_seed(0)
     first, *slopes = (torch.randn(2, 3, generator=generator) for _ in range(4))
     shaped = nn.Parameter(first.clone())
+    own, flat, many = torch_optimizer(local, [shaped], 0.1), first.clone().reshape(1, 6), _Torch(local)
     try:
-        own, flat = torch_optimizer(local, [shaped], 0.1), first.clone().reshape(1, 6)
-        many = _Torch(local)
         for slope in slopes:
             shaped.grad = slope.clone()
             own.step()
             flat = many.step(flat, slope.reshape(1, 6), 0.1)
-    except TypeError as error:
-        return f"{name} needs more than gradients ({error})" if "closure" in str(error) else f"{name}: {error}"
     except RuntimeError as error:
-        return f"{name} cannot be used here ({error})"
+        return f"{name} cannot be used on a flat vector ({reason(error)})"
     if torch.allclose(shaped.detach().reshape(1, 6), flat, rtol=1e-4, atol=1e-6):
         return None
     return f"{name} does not treat every parameter by itself"

@@ -20,7 +20,7 @@ from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, rows
 from fedhist.data.layout import Layout
 from fedhist.data.task import Task
-from fedhist.errors import InvalidInput, reason, require
+from fedhist.errors import require
 
 TEST_BATCH = 500
 """Test examples that are evaluated at a time."""
@@ -52,10 +52,7 @@ class ReferenceTrainer(Trainer):
         anchor = job.anchor
         shift = shift_of(job.objective, anchor)
         shifts = {} if shift is None else net.layout.unflatten(shift)
-        try:
-            optimizer = torch_optimizer(job.local, list(net.own.values()), job.lr)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"optimizer={job.local.optimizer!r} cannot be used: {reason(error)}.") from error
+        optimizer = torch_optimizer(job.local, list(net.own.values()), job.lr)
         for parameter in net.own.values():
             parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not depend on it
         for step, batch in enumerate(job.minibatches(self.device)):

@@ -183,7 +183,12 @@ def _from_torchmetrics(metric: Any) -> Callable[[Tensor, Tensor], float]:
     def whole(outputs: Tensor, targets: Tensor) -> float:
         own = copy.deepcopy(metric).to(outputs.device)
         own.reset()
-        own.update(outputs, targets)
+        try:
+            own.update(outputs, targets)
+        except ValueError:  # classification takes labels as integers, which losses such as bce take as numbers
+            if not targets.is_floating_point() or not torch.equal(targets, targets.round()):
+                raise
+            own.update(outputs, targets.long())
         return float(own.compute())
 
     return whole
