@@ -5,7 +5,7 @@
 ``fedhist bench`` passes its arguments on to this script, which needs PyTorch and NumPy only.
 
 Speed is reported as a ratio within one process, whose parts take turns: machines are noisy, ratios less so.
-The loop is what most people write: one model, ``zero_grad``, forward, backward, ``SGD.step``, on batches drawn
+The loop is what most people write: one model, ``zero_grad``, forward, backward, ``step``, on batches drawn
 beforehand; it neither aggregates nor evaluates. The simulation does both.
 """
 
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import fedhist as fh
+from fedhist.clients.optimizers import torch_optimizer
 from fedhist.errors import exit_with_sentence
 from fedhist.simulation.methods import METHODS, as_method
 from fedhist.simulation.plan import devices_of
@@ -43,7 +44,17 @@ def small_cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn}
+class LeNetWithDropout(fh.LeNet):
+    """LeNet with dropout before each of its last two layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.dropout(F.relu(self.fc1(x.flatten(1))), 0.5, self.training)
+        return self.fc3(F.dropout(F.relu(self.fc2(x)), 0.5, self.training))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
 
 
 def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -> fh.Task:
@@ -56,9 +67,10 @@ def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -
     return fh.Task(model, x, y, owned % count, x[:10], y[:10], name="noise")
 
 
-def plain_loop(task: fh.Task, local: fh.LocalSGD, updates: int, device: torch.device) -> Callable[[], None]:
+def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.device) -> Callable[[], None]:
     """Return the loop over `updates` client updates."""
-    x, y, _, _ = task.on(device)
+    x, y = task.on(device)
+    assert isinstance(x, Tensor)
     rng = np.random.default_rng(0)
     clients = rng.integers(task.num_clients, size=updates)
     plan = [[torch.from_numpy(b).to(device) for b in local.batches(task.client(c), rng)] for c in clients]
@@ -68,10 +80,12 @@ def plain_loop(task: fh.Task, local: fh.LocalSGD, updates: int, device: torch.de
     def loop() -> None:
         for batches in plan:
             model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), lr=local.lr)
+            optimizer = torch_optimizer(local, model.parameters(), local.lr)
             for index in batches:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[index]), y[index]).backward()
+                if local.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), local.clip_norm)
                 optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -121,6 +135,8 @@ def measure(
     seeds: int = 1,
     rounds: int = 20,
     local_steps: int = 5,
+    optimizer: str = "sgd",
+    clip_norm: float | None = None,
     eval_every: int = 100,
     loop_updates: int = 40,
     repeats: int = 3,
@@ -134,7 +150,8 @@ def measure(
         task = random_task(clients, MODELS[model])
     else:
         task = fh.load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
-    local, threads = fh.LocalSGD(steps=local_steps), torch.get_num_threads()
+    local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm)
+    threads = torch.get_num_threads()
     loop = plain_loop(task, local, loop_updates, where)
     loop()  # warm-up, so that neither side pays for what libraries do once
     options: dict[str, Any] = {"k": k, "seeds": seeds, "device": device, "eval_every": eval_every, "local": local}
@@ -153,7 +170,7 @@ def measure(
     rates = best_rates(ways, repeats)
     print(machine(where))
     what = model if dataset == "random" else "lenet"
-    print(f"{what} on {dataset}, updates of {local_steps} steps, K = {k}, N = {clients}")
+    print(f"{what} on {dataset}, updates of {local_steps} steps of {optimizer}, K = {k}, N = {clients}")
     for name, rate in rates.items():
         print(f"  {name:45s} {rate:9.0f} updates/s {rate / rates[first]:8.2f}×")
     return rates
@@ -172,12 +189,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("what", nargs="?", choices=["updates"], default="updates", help="what is measured")
     made.add_argument("--dataset", default="random", help="a data set's name, or random: noise of CIFAR's shape")
-    made.add_argument("--model", choices=MODELS, help="with random data; both by default")
+    made.add_argument("--model", choices=MODELS, help="with random data; lenet and cnn by default")
     made.add_argument("--strategy", default="fedhist", help="a method's name, or all")
     made.add_argument("--trainer", action="append", dest="trainers", help="one of the trainers; may be repeated")
     numbers = {"clients": 100, "k": 10, "seeds": 1, "rounds": 20, "local-steps": 5, "eval-every": 100}
     for name, default in {**numbers, "loop-updates": 40, "repeats": 3}.items():
         made.add_argument(f"--{name}", type=at_least_one, default=default, help=f"{default} by default")
+    made.add_argument("--optimizer", default="sgd", help="of clients and loop: sgd, adam, adamw or any of torch.optim")
+    made.add_argument("--clip-norm", type=float, help="largest norm of a gradient")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or a certain GPU such as cuda:1")
     made.add_argument("--data-dir", help="folder with data sets")
     return made
@@ -188,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     del given["what"]
     if given["dataset"] != "random":
         given["model"] = "lenet"
-    for model in MODELS if given["model"] is None else [given["model"]]:
+    for model in ["lenet", "cnn"] if given["model"] is None else [given["model"]]:
         measure(**given | {"model": model})
 
 
