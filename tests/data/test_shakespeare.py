@@ -105,7 +105,8 @@ def test_a_task_and_what_it_refuses(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["char-lstm", "char-transformer"])
-def test_a_run(folder: Path, model: str) -> None:
+def test_a_run(folder: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shakespeare, "TEST_WINDOWS", 10)
     task = fh.load_task("shakespeare", 2, data_dir=folder, model=model)
     local = fh.LocalSGD(lr=0.1 if model == "char-transformer" else 1.0, batch_size=8)
     history = fh.simulate("fedavg", task, k=1, rounds=5, local=local, device="cpu")
