@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedhist.noise import gaussian, keyed
+from fedhist.noise import bits, gaussian, keyed, keyed_number
 
 
 def test_is_standard_normal() -> None:
@@ -30,3 +30,11 @@ def test_different_keys_give_unrelated_numbers() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_small_sizes(size: int) -> None:
     assert torch.isfinite(gaussian(keyed(1), size)).all()
+
+
+def test_keys_of_numbers_are_those_of_tensors() -> None:
+    for keys in ((0, 0), (1 << 62, 5), (-3, 1 << 40), ((1 << 63) - 1, 1023)):
+        number, tensor = keyed_number(*keys), int(keyed(*keys))
+        assert number == tensor % (1 << 64)
+        cpu = torch.device("cpu")
+        assert torch.equal(bits(number, 50, cpu), bits(torch.tensor(tensor), 50, cpu))

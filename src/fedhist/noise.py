@@ -13,6 +13,7 @@ from torch import Tensor
 
 _GOLDEN, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The constants of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), as signed 64-bit integers, which wrap."""
+_WORD = 1 << 64
 PIECE = 1 << 20
 """Secret numbers that are made at a time: on the way they take ten times their memory."""
 
@@ -29,6 +30,21 @@ def _mixed(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
+def _mixed_number(x: int) -> int:
+    """Return the same for one number: a few tiny tensors would take twenty times as long."""
+    x = (x ^ (x >> 30)) * _FIRST % _WORD
+    x = (x ^ (x >> 27)) * _SECOND % _WORD
+    return x ^ (x >> 31)
+
+
+def keyed_number(*keys: int) -> int:
+    """Return what :func:`keyed` does, of numbers."""
+    mixed = 0
+    for key in keys:
+        mixed = _mixed_number((mixed + key * _GOLDEN + _GOLDEN) % _WORD)
+    return mixed
+
+
 def keyed(*keys: Tensor | int) -> Tensor:
     """Return one key made of several, such as a seed, a client and a version; they are broadcast."""
     mixed = torch.zeros((), dtype=torch.int64)  # a scalar of the CPU goes with tensors of any device
@@ -37,8 +53,11 @@ def keyed(*keys: Tensor | int) -> Tensor:
     return mixed
 
 
-def bits(key: Tensor, size: int, device: torch.device) -> Tensor:
+def bits(key: Tensor | int, size: int, device: torch.device) -> Tensor:
     """Return 64 random bits for each of `size` numbers, as signed integers: the same key, the same bits."""
+    if isinstance(key, int):
+        begin = _mixed_number(key % _WORD)
+        return _mixed(torch.arange(size, device=device).mul_(_GOLDEN).add_(begin - _WORD if begin >> 63 else begin))
     return _mixed(_mixed(key.to(device)) + torch.arange(size, device=device) * _GOLDEN)
 
 

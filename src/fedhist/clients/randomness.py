@@ -18,13 +18,13 @@ from fedhist.clients.local import Local
 from fedhist.clients.optimizers import why_not_flat
 from fedhist.data.columns import applied
 from fedhist.data.task import Task
-from fedhist.noise import bits, gaussian, keyed
+from fedhist.noise import bits, gaussian, keyed, keyed_number
 
 CALLS = 1024
 """Random calls of a step that have numbers of their own."""
 
 
-def kept(key: Tensor, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
+def kept(key: Tensor | int, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
     """Return which elements dropout keeps: each with probability 1 - p."""
     if p >= 1:
         return torch.zeros(shape, dtype=torch.bool, device=device)
@@ -36,12 +36,13 @@ class Keyed(TorchFunctionMode):
 
     def __init__(self, key: int | Tensor, step: int) -> None:
         super().__init__()
-        self._key, self._number = torch.as_tensor(key, dtype=torch.int64), step * CALLS
+        self._key, self._number = key, step * CALLS
 
-    def next(self) -> Tensor:
+    def next(self) -> Tensor | int:
         """Return the key of the next random call."""
         self._number += 1
-        return keyed(self._key, self._number - 1)
+        number = self._number - 1
+        return keyed(self._key, number) if isinstance(self._key, Tensor) else keyed_number(self._key, number)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -101,7 +102,10 @@ def _uniform_like(mode: Keyed, input: Tensor, **options: Any) -> Tensor | None:
 def _normal_like(mode: Keyed, input: Tensor, **options: Any) -> Tensor | None:
     if options or not input.is_floating_point():
         return None
-    return gaussian(mode.next().to(input.device), input.numel(), input.dtype).reshape(input.shape)
+    key = mode.next()
+    if isinstance(key, int):
+        key = torch.tensor(key - (1 << 64) if key >> 63 else key)
+    return gaussian(key.to(input.device), input.numel(), input.dtype).reshape(input.shape)
 
 
 def _bernoulli(mode: Keyed, input: Tensor, *args: Any, **options: Any) -> Tensor | None:

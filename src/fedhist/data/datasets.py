@@ -5,7 +5,6 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +159,7 @@ class Natural:
     """From the folders to look in, the number of clients and whether the test part is held back."""
     where: Callable[[Sequence[Path]], str]
     """Says where the data are."""
+    metrics: Sequence[str] = ("accuracy",)
 
 
 def _shakespeare_where(roots: Sequence[Path]) -> str:
@@ -180,6 +180,7 @@ NATURAL = {
         lrs={"char-lstm": 1.0, "char-transformer": 0.1},
         load=load_shakespeare,
         where=_shakespeare_where,
+        metrics=("accuracy", "perplexity"),
     ),
     "watch": Natural(
         title="Watch: 7 shoulder exercises, felt on both arms of 10 people",
@@ -325,8 +326,7 @@ def load_task(
         held = NATURAL[name].load(data_folders(data_dir), clients, validation, progress)
         x, y, x_test, y_test, parts = held.x, held.y, held.x_test, held.y_test, held.clients
         default, classes = NATURAL[name].model, held.classes
-        if "client_test" in signature(Task).parameters:
-            more["client_test"] = held.client_test
+        more = {"client_test": held.client_test, "metrics": NATURAL[name].metrics}
     else:
         x, y, x_test, y_test = load_dataset(name, data_dir, progress, validation=validation)
         parts = _divided(name, y, clients, beta, seed, split, rare_class, rare_clients)

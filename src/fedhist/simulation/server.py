@@ -15,7 +15,15 @@ from fedhist.data.layout import Layout
 from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import ACCOUNT, ACCURACY, DIVERGED, Evaluation, History, check_evaluations
+from fedhist.store.history import (
+    ACCOUNT,
+    ACCURACY,
+    DIVERGED,
+    LARGEST_METRIC,
+    Evaluation,
+    History,
+    check_evaluations,
+)
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
 from fedhist.store.tables import ARRIVALS, check_per_client, check_traces, checked_arrivals
@@ -224,7 +232,7 @@ class Server:
         before = self.history.evaluations[-1].round if self.history.evaluations else 0
         mean_staleness, max_staleness = self.history.staleness_between(before, round_)
         time = float(self._rows["arrived"][round_ - 1, -1]) if round_ else 0.0
-        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        known = {name: value if abs(value) <= LARGEST_METRIC else None for name, value in values.items()}
         accuracy = known.pop(ACCURACY, None)
         staleness = mean_staleness, max_staleness
         self.history.evaluations.append(

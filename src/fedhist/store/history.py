@@ -24,8 +24,8 @@ from fedhist.store.tables import (
 
 MOST_CLIENTS = 1000
 """Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
-LARGEST_ACCURACY = 1e15
-"""A deployment may report anything for one, and means and spreads are taken of it."""
+LARGEST_METRIC = 1e15
+"""A deployment may report anything, and means and spreads are taken of it; what is larger is not known."""
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
 ACCURACY, LOSS = "accuracy", "loss"
@@ -189,7 +189,8 @@ class History:
 
     def keep_clients(self, round_: int, metrics: Mapping[str, Sequence[float]]) -> None:
         """Append a row to :attr:`per_client`: the metrics of every client on record."""
-        rows = {"round": np.asarray(round_), **{name: np.asarray(v, np.float64) for name, v in metrics.items()}}
+        known = {name: [v if abs(v) <= LARGEST_METRIC else np.nan for v in values] for name, values in metrics.items()}
+        rows = {"round": np.asarray(round_), **{name: np.asarray(v, np.float64) for name, v in known.items()}}
         before = self.per_client or {name: row[None][:0] for name, row in rows.items()}
         self.per_client = {name: np.concatenate([before[name], row[None]]) for name, row in rows.items()}
 
@@ -310,7 +311,7 @@ def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
     for each in evaluations:
         numbers = [each.mean_staleness, each.max_staleness]
         numbers += [v for v in (each.accuracy, *each.per_class, *(each.metrics or {}).values()) if v is not None]
-        plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_ACCURACY
+        plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_METRIC
         require(plausible, f"its evaluation after round {each.round} holds absurd numbers")
 
 
