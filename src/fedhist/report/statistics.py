@@ -33,7 +33,11 @@ class Paired:
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     """Test a - b against zero over common seeds; None for fewer than two."""
-    gaps = np.round([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())], 9)  # equal but for rounding: equal
+    seeds = sorted(a.keys() & b.keys())
+    first, second = (np.array([each[seed] for seed in seeds], float) for each in (a, b))
+    # Equal but for rounding is equal, whatever the scale; a power of two changes no digit.
+    unit = 2.0 ** np.ceil(np.log2(max(np.abs([first, second]).max(initial=0), 1e-300)))
+    gaps = unit * np.round((first - second) / unit, 11)
     half = half_width(gaps.tolist())
     if half is None:
         return None
