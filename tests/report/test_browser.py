@@ -15,7 +15,7 @@ from tests.report.test_figures import deployment
 pytest.importorskip("plotly", reason="Plotly is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
 
-NAMES = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
+NAMES = "boosts classes curves labels lengths rejected seeds staleness tiers timeline utility weights"
 DRAWN = [f"g0-{name}" for name in NAMES.split(" ")]
 
 
@@ -79,11 +79,11 @@ def test_figures_are_described(shown: Browser) -> None:
 
 
 def test_switch_between_costs(shown: Browser) -> None:
-    axis = "document.querySelector('#g0-accuracy .xtitle').textContent"
-    last = "Math.max(...document.querySelector('#g0-accuracy .plot').data.at(-1).x)"
+    axis = "document.querySelector('#g0-curves .xtitle').textContent"
+    last = "Math.max(...document.querySelector('#g0-curves .plot').data.at(-1).x)"
     seen = []
     for place in range(4):
-        choose(shown, "g0-accuracy", 0, place)
+        choose(shown, "g0-curves", 0, place)
         seen.append((shown.evaluate(axis), shown.evaluate(last)))
     assert [title for title, _ in seen] == ["round", "virtual time", "uploads", "sent, both ways (MB)"]
     assert (seen[0][1], seen[2][1], seen[3][1]) == (60, 300, 2.4)
@@ -102,7 +102,7 @@ def test_switch_the_order_of_clients_and_the_run(shown: Browser) -> None:
 
 
 def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
-    lines = "document.querySelectorAll('#g0-accuracy .scatterlayer .trace').length"
+    lines = "document.querySelectorAll('#g0-curves .scatterlayer .trace').length"
     before = shown.evaluate(lines)
     shown.evaluate("document.querySelector('.methods input[value=FedAvg]').click()")
     assert shown.evaluate(lines) == before - 2  # its line and its band
@@ -117,13 +117,13 @@ def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
 
 def test_a_click_on_the_legend_hides_a_method(shown: Browser) -> None:
     entry = shown.evaluate(
-        "(() => { const f = document.getElementById('g0-accuracy'); f.scrollIntoView();"
+        "(() => { const f = document.getElementById('g0-curves'); f.scrollIntoView();"
         "const b = f.querySelector('.legendtoggle').getBoundingClientRect();"
         "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
     )
     for kind in ("mousePressed", "mouseReleased"):
         shown.call("Input.dispatchMouseEvent", type=kind, x=entry[0], y=entry[1], button="left", clickCount=1)
-    shown.wait("document.querySelector('#g0-accuracy .plot').data.some(t => t.visible === 'legendonly')")
+    shown.wait("document.querySelector('#g0-curves .plot').data.some(t => t.visible === 'legendonly')")
     assert shown.complaints == []
 
 
@@ -137,9 +137,9 @@ def test_text_stands_out_by_day_and_by_night(browser: Browser, page: Path, dark:
     browser.open(page, dark=dark)
     paper = brightness(browser, "getComputedStyle(document.body).backgroundColor")
     assert (paper < 60) is dark
-    for place in ("figcaption", "td", "#g0-accuracy .xtitle", "#g0-accuracy .legendtext"):
+    for place in ("figcaption", "td", "#g0-curves .xtitle", "#g0-curves .legendtext"):
         style = f"getComputedStyle(document.querySelector('{place}'))"
-        ink = brightness(browser, f"{style}.{'fill' if 'accuracy' in place else 'color'}")
+        ink = brightness(browser, f"{style}.{'fill' if 'curves' in place else 'color'}")
         assert abs(ink - paper) > 90, place
 
 

@@ -32,10 +32,10 @@ def _measured(section: Section, found: Measured) -> Figure:
     every = [views for several in found.values() for views in several]
     groups = [name for name in (EVERYONE, *TIERS) if all(name in views for views in every)]
     over_rounds = groups if all(len(views[EVERYONE].rounds) > 1 for views in every) else []
-    views: dict[str, fig.Plot] = {}
+    views, pace = dict[str, fig.Plot](), _pace(section)
     for i, (name, field) in enumerate(STATISTICS.items()):
         title = {"yaxis": axis(fig.literal(f"{own.name} on own data{' (%)' if own.share else ''}, {WORDS[name]}"))}
-        views[f"{i} 0"] = {"data": _at_the_end(own, found, groups, field), "layout": title | _by_name(groups)}
+        views[f"{i} 0"] = {"data": _at_the_end(own, found, groups, field), "layout": title | _by_name(groups, pace)}
         for j, group in enumerate(over_rounds, 1):
             views[f"{i} {j}"] = {"data": _over_rounds(own, found, group, field), "layout": title | _BY_ROUND}
     data = [
@@ -49,9 +49,14 @@ def _measured(section: Section, found: Measured) -> Figure:
 _BY_ROUND = {"xaxis": axis("round", tickvals=None, ticktext=None, range=None, autorange=True)}
 
 
-def _by_name(groups: Sequence[str]) -> fig.Plot:
+def _pace(section: Section) -> str:
+    timed = all("time" in history.about_clients for history in section.runs)
+    return "their mean times" if timed else "how often they uploaded"
+
+
+def _by_name(groups: Sequence[str], pace: str) -> fig.Plot:
     span = {"range": [-0.5, len(groups) - 0.5], "autorange": False}
-    return {"xaxis": axis("clients, by their mean times", **fig.ticks(groups), **span)}
+    return {"xaxis": axis(f"clients, by {pace}", **fig.ticks(groups), **span)}
 
 
 def _ends(found: Sequence[Mapping[str, Views]], groups: Sequence[str], field: str) -> Floats:
@@ -90,9 +95,7 @@ def _words(section: Section, found: Measured) -> str:
         if all(TIERS[0] in views and TIERS[-1] in views for views in several):
             fast, slow = _ends(several, [TIERS[0], TIERS[-1]], "mean").mean(axis=0)
             gaps.append(f"for {method} {_gap(own, slow - fast)}")
-    text = (
-        f"Measured on every client's own test data. Its mean {own.name} over clients is at the end {'; '.join(ends)}."
-    )
+    text = f"Measured on every client's own test data. After the last round the mean {own.name} is {'; '.join(ends)}."
     if gaps:
         text += f" Compared with the fastest third's, the slowest third's is {listed(gaps)}."
     return text + " Bars are one standard deviation over seeds; spread is that over clients." + section.note
@@ -134,11 +137,9 @@ def _inferred(section: Section) -> Figure | str:
     for method, (fast, _, slow) in list(means.items())[: fig.NAMED]:
         gap = f"{abs(slow - fast):.1f} points {'higher' if slow > fast else 'lower'}"
         text.append(f"for {method} {gap if abs(slow - fast) >= 0.05 else 'the same for both'}")
-    timed = all("time" in history.about_clients for history in section.runs)
     summary = (
-        f"What clients would see on data like their own, in thirds by "
-        f"{'their mean times' if timed else 'how often they uploaded'}. On data like the slowest third's "
-        f"accuracy is, compared with the fastest third's, {listed(text)}."
+        f"What clients would see on data like their own, in thirds by {_pace(section)}. On data like the slowest "
+        f"third's accuracy is, compared with the fastest third's, {listed(text)}."
     )
     layout = {"xaxis": fig.ticks(TIERS), "yaxis": axis("accuracy on their labels (%)")}
     tables = [fig.by_method_table(SHARE, "clients", TIERS, {m: each / 100 for m, each in means.items()})]
