@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedhist.report.page import write_report
 from tests.report.browser import CHROMIUM, Browser
-from tests.report.fake import fake_comparison, fake_history
+from tests.report.fake import fake_comparison, fake_history, measured_in, with_clients
 from tests.report.test_figures import deployment
 
 pytest.importorskip("plotly", reason="Plotly is not installed")
@@ -194,3 +195,53 @@ def test_names_are_shown_as_they_are_written(browser: Browser, tmp_path: Path) -
     ticks = browser.evaluate("[...document.querySelectorAll('#g0-seeds .ytick text')].map(t => t.textContent)")
     assert ticks == ["FedHist", name[:27] + "…"] or ticks == [name[:27] + "…", "FedHist"]
     assert browser.complaints == []
+
+
+@pytest.fixture(scope="module")
+def errors_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("errors")
+    for method, lift in (("FedHist", 0.1), ("FedAvg", 0.0)):
+        for seed in range(2):
+            run = measured_in(fake_history(method, seed, lift=lift - 0.2), {"rmse": False, "mae": False})
+            with_clients(run).save(folder / run.name)
+    return write_report([folder], folder / "page.html").path
+
+
+def test_switch_between_metrics(browser: Browser, errors_page: Path) -> None:
+    browser.complaints.clear()
+    browser.open(errors_page)
+    state = (
+        "(p => [p.querySelector('.ytitle').textContent, p.querySelector('.xtitle').textContent, p.data.at(-1).y.at(-1),"
+        " p.data.at(-1).hovertemplate])(document.querySelector('#g0-curves .plot'))"
+    )
+    rmse = browser.evaluate(state)
+    choose(browser, "g0-curves", 1, 1)
+    mae = browser.evaluate(state)
+    choose(browser, "g0-curves", 0, 2)
+    uploads = browser.evaluate(state)
+    assert (rmse[0], mae[0]) == ("test rmse", "test mae") and mae[2] == pytest.approx(2 * rmse[2], rel=1e-2)
+    assert uploads == ["test mae", "uploads", *mae[2:]], "the metric stays when the cost changes"
+    assert "%" not in re.sub(r"%\{.*?\}", "", rmse[3])
+    assert browser.complaints == []
+
+
+def test_switch_between_views_of_the_clients(browser: Browser, errors_page: Path) -> None:
+    browser.complaints.clear()
+    browser.open(errors_page)
+    state = (
+        "(p => [p.querySelector('.ytitle').textContent, p.querySelector('.xtitle').textContent,"
+        " [...p.querySelectorAll('.xtick text')].map(t => t.textContent), p.data[0].y])"
+        "(document.querySelector('#g0-tiers .plot'))"
+    )
+    by_speed = browser.evaluate(state)
+    assert by_speed[2] == ["all clients", "fastest third", "middle third", "slowest third"]
+    choose(browser, "g0-tiers", 0, 1)
+    worst = browser.evaluate(state)
+    assert "worst tenth" in worst[0] and all(w > m for w, m in zip(worst[3], by_speed[3], strict=True))
+    browser.evaluate(
+        "(s => { s.value = '4'; s.dispatchEvent(new Event('change', { bubbles: true })); })"
+        "(document.querySelector('#g0-tiers [data-place=\"1\"] select'))"
+    )
+    over_rounds = browser.evaluate(state)
+    assert over_rounds[1] == "round" and "20" in over_rounds[2] and len(over_rounds[3]) == 3
+    assert drawn(browser)["g0-tiers"] > 0 and browser.complaints == []

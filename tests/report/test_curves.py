@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 import fedhist as fh
 from fedhist.report.curves import draw_curves
-from fedhist.report.table import lines, rows, title
+from fedhist.report.table import lines, rows
 from fedhist.store.history import DIVERGED
 
 

@@ -44,7 +44,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     from scipy import stats  # noqa: PLC0415
 
     # Without spread there is nothing to divide by: no difference at all, or one beyond doubt.
-    p = float(stats.ttest_1samp(gaps, 0).pvalue) if np.ptp(gaps) > 0 else float(gaps[0] == 0)
+    p, half = (float(stats.ttest_1samp(gaps, 0).pvalue), half) if np.ptp(gaps) > 0 else (float(gaps[0] == 0), 0.0)
     wilcoxon = None
     if len(gaps) >= FEWEST_PAIRS:
         wilcoxon = float(stats.wilcoxon(gaps).pvalue) if gaps.any() else 1.0
