@@ -86,7 +86,7 @@ def test_measured_values_are_drawn(tmp_path: Path) -> None:
     assert made.views["1 0"]["data"][0]["y"] == [8, 3, 6, 8]
     over_rounds = made.views["0 4"]
     assert (over_rounds["data"][0]["x"], over_rounds["data"][0]["y"]) == ([30, 60], [2, 7.5])
-    assert made.views["2 0"]["layout"]["yaxis"]["title"]["text"] == "rmse on own data, spread over clients"
+    assert made.views["2 0"]["layout"]["yaxis"]["title"]["text"] == "own rmse, spread"
     assert "the mean rmse is 4.50 with FedAvg, 8.00 for the worst tenth" in made.summary
     assert "the slowest third's is for FedAvg 5.50 higher" in made.summary
     assert made.tables[0].rows[0] == ["FedAvg", EVERYONE, "4.50", "8.00", "2.29"]
@@ -108,7 +108,7 @@ def test_shares_are_in_percent(tmp_path: Path) -> None:
     made = figure_of(tmp_path, run)
     assert made.data[0]["y"] == [65, 85, 65, 45] and made.switches["against"] == ["speed"]
     assert "65.0 % with FedAvg, 40.0 % for the worst tenth" in made.summary and "40.0 points lower" in made.summary
-    assert made.layout["yaxis"]["title"]["text"] == literal("accuracy on own data (%), mean over clients")
+    assert made.layout["yaxis"]["title"]["text"] == literal("own accuracy (%), mean")
 
 
 def test_without_them_it_is_inferred_from_labels(tmp_path: Path) -> None:

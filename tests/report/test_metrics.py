@@ -60,6 +60,11 @@ def test_the_table_of_an_error(tmp_path: Path) -> None:
     assert header[4] == "rounds to 0.4" and int(hist[4]) < int(average[4])
 
 
+def test_accuracy_beside_another_primary_metric_is_named(tmp_path: Path) -> None:
+    compared(tmp_path, {"rmse": False, "accuracy": True})
+    assert final_table(page_of(tmp_path))[0][2:6] == ["final rmse", "95 % interval", "best rmse", "final accuracy (%)"]
+
+
 def test_a_metric_may_be_called_like_a_column(tmp_path: Path) -> None:
     runs = compared(tmp_path, {"final": False, "best": False, "method": True})
     header, (first, _) = lines(runs, None, 1e-5)

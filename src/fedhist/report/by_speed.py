@@ -15,7 +15,6 @@ from fedhist.store.history import History
 
 STATISTICS = {"mean": "mean", "worst tenth": "worst", "spread": "spread"}
 """What is chosen from, and its name in `Views`."""
-WORDS = {"mean": "mean over clients", "worst tenth": "worst tenth of clients", "spread": "spread over clients"}
 Measured = Mapping[str, Sequence[Mapping[str, Views]]]
 
 
@@ -34,7 +33,7 @@ def _measured(section: Section, found: Measured) -> Figure:
     over_rounds = groups if all(len(views[EVERYONE].rounds) > 1 for views in every) else []
     views, pace = dict[str, fig.Plot](), _pace(section)
     for i, (name, field) in enumerate(STATISTICS.items()):
-        title = {"yaxis": axis(fig.literal(f"{own.name} on own data{' (%)' if own.share else ''}, {WORDS[name]}"))}
+        title = {"yaxis": axis(fig.literal(f"own {own.name}{' (%)' if own.share else ''}, {name}"))}
         views[f"{i} 0"] = {"data": _at_the_end(own, found, groups, field), "layout": title | _by_name(groups, pace)}
         for j, group in enumerate(over_rounds, 1):
             views[f"{i} {j}"] = {"data": _over_rounds(own, found, group, field), "layout": title | _BY_ROUND}

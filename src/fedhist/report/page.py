@@ -161,7 +161,10 @@ def _final(group: Group, baseline: str | None) -> dict[str, Any]:
             (INTERVAL, _interval(own, list(final.get(row.method, {}).values()))),
             (own.column("best"), own.text(row.best, row.best_spread)),
             (WORST_CLIENTS, "" if row.worst is None else own.text(row.worst, row.worst_spread)),
-            *((each.column("final"), each.text(*value)) for each, value in row.others.items()),
+            *(
+                (f"final {each.name}{' (%)' if each.share else ''}", each.text(*value))
+                for each, value in row.others.items()
+            ),
             *([] if group.target is None else [(f"rounds to {own.mark(group.target)}", rounds_to(row))]),
             ("mean staleness", text("{:.1f}", row.mean_staleness)),
             ("ε", "" if row.epsilon is None else epsilon(row)),
