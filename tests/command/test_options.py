@@ -172,5 +172,5 @@ def test_resume_notices_changed_settings(tmp_path: Path) -> None:
     for name, (old, new) in changed.items():
         config.write_text(kept.replace(f"\n{name} = {old}\n", f"\n{name} = {new}\n"))
         assert f"{name} is {old} there and {new} here" in fails("resume", "a", cwd=tmp_path)
-    config.write_text(kept.replace("\ntarget = 0.5\n", "\ntarget = 0.75\n"))
+    config.write_text(f"{kept}target = 0.75\n")
     assert "rounds to 75 %" in succeeds("resume", "a", cwd=tmp_path).out

@@ -33,9 +33,9 @@ def test_one_strategy_needs_no_list(tmp_path: Path) -> None:
 def test_flags_replace_what_they_exclude(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("local_steps = 5\n")
-    assert Settings.read(file, {"epochs": 2}).for_trial() == {"local": fh.LocalSGD(epochs=2)}
+    assert Settings.read(file, {"epochs": 2}).for_trial() == {"local": fh.Local(epochs=2)}
     file.write_text("epochs = 5\n")
-    assert Settings.read(file, {"local_steps": 2}).for_trial() == {"local": fh.LocalSGD(steps=2)}
+    assert Settings.read(file, {"local_steps": 2}).for_trial() == {"local": fh.Local(steps=2)}
 
 
 def test_write_and_read_round_trip(tmp_path: Path) -> None:

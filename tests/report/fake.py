@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def fake_setting(seed: int, rounds: int, k: int, clients: int, **changed: Any) -
         "eval_every": max(1, rounds // 20),
         "target": 0.4,
         "objective": "CrossEntropy()",
+        "loss": "cross-entropy",
         "parameters": 1000,
         "bytes_per_upload": 4000,
         "data": f"split {seed}",
@@ -115,3 +117,33 @@ def fake_comparison(folder: Path, methods: dict[str, float], seeds: int, **chang
         for seed in range(seeds):
             fake_history(method, seed, lift=lift, **changed).save(folder / run_name(method, seed))
     return folder
+
+
+def measured_in(history: fh.History, metrics: dict[str, bool], *, primary_scale: float = 1.0) -> fh.History:
+    """Return a run of a task with other metrics than accuracy: the further accuracies were from 1, the larger they are.
+
+    The second metric and those after it are multiples of the first.
+    """
+    history.metrics = metrics
+    history.setting |= {"target": None, "loss": "mse"}
+    history.setting = {name: value for name, value in history.setting.items() if value is not None}
+    changed = []
+    for each in history.evaluations:
+        assert each.accuracy is not None
+        first = primary_scale * (1.05 - each.accuracy)
+        values: dict[str, float | None] = {name: (i + 1) * first for i, name in enumerate(metrics)}
+        changed.append(replace(each, accuracy=values.pop("accuracy", None), per_class=[], metrics=values))
+    history.evaluations = changed
+    history.about_clients.pop("labels", None)
+    return history
+
+
+def with_clients(history: fh.History, evaluations: int = 3, untested: int = 2) -> fh.History:
+    """Return a run with every client's own values of its primary metric: slower clients have larger ones."""
+    rounds = np.linspace(0, history.rounds, evaluations + 1).round().astype(int)[1:]
+    slow = np.argsort(np.argsort(history.about_clients["time"])) / len(history.about_clients["time"])
+    for round_ in rounds.tolist():
+        values = slow * history.rounds / round_
+        values[:untested] = np.nan
+        history.keep_clients(round_, {history.primary: values.tolist(), "loss": values.tolist()})
+    return history

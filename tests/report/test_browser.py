@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 
 from fedhist.report.page import write_report
 from tests.report.browser import CHROMIUM, Browser
-from tests.report.fake import fake_comparison, fake_history
+from tests.report.fake import fake_comparison, fake_history, measured_in, with_clients
 from tests.report.test_figures import deployment
 
 pytest.importorskip("plotly", reason="Plotly is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
 
-NAMES = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
+NAMES = "boosts classes curves labels lengths rejected seeds staleness tiers timeline utility weights"
 DRAWN = [f"g0-{name}" for name in NAMES.split(" ")]
 
 
@@ -79,11 +80,11 @@ def test_figures_are_described(shown: Browser) -> None:
 
 
 def test_switch_between_costs(shown: Browser) -> None:
-    axis = "document.querySelector('#g0-accuracy .xtitle').textContent"
-    last = "Math.max(...document.querySelector('#g0-accuracy .plot').data.at(-1).x)"
+    axis = "document.querySelector('#g0-curves .xtitle').textContent"
+    last = "Math.max(...document.querySelector('#g0-curves .plot').data.at(-1).x)"
     seen = []
     for place in range(4):
-        choose(shown, "g0-accuracy", 0, place)
+        choose(shown, "g0-curves", 0, place)
         seen.append((shown.evaluate(axis), shown.evaluate(last)))
     assert [title for title, _ in seen] == ["round", "virtual time", "uploads", "sent, both ways (MB)"]
     assert (seen[0][1], seen[2][1], seen[3][1]) == (60, 300, 2.4)
@@ -102,7 +103,7 @@ def test_switch_the_order_of_clients_and_the_run(shown: Browser) -> None:
 
 
 def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
-    lines = "document.querySelectorAll('#g0-accuracy .scatterlayer .trace').length"
+    lines = "document.querySelectorAll('#g0-curves .scatterlayer .trace').length"
     before = shown.evaluate(lines)
     shown.evaluate("document.querySelector('.methods input[value=FedAvg]').click()")
     assert shown.evaluate(lines) == before - 2  # its line and its band
@@ -117,13 +118,13 @@ def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
 
 def test_a_click_on_the_legend_hides_a_method(shown: Browser) -> None:
     entry = shown.evaluate(
-        "(() => { const f = document.getElementById('g0-accuracy'); f.scrollIntoView();"
+        "(() => { const f = document.getElementById('g0-curves'); f.scrollIntoView();"
         "const b = f.querySelector('.legendtoggle').getBoundingClientRect();"
         "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
     )
     for kind in ("mousePressed", "mouseReleased"):
         shown.call("Input.dispatchMouseEvent", type=kind, x=entry[0], y=entry[1], button="left", clickCount=1)
-    shown.wait("document.querySelector('#g0-accuracy .plot').data.some(t => t.visible === 'legendonly')")
+    shown.wait("document.querySelector('#g0-curves .plot').data.some(t => t.visible === 'legendonly')")
     assert shown.complaints == []
 
 
@@ -137,9 +138,9 @@ def test_text_stands_out_by_day_and_by_night(browser: Browser, page: Path, dark:
     browser.open(page, dark=dark)
     paper = brightness(browser, "getComputedStyle(document.body).backgroundColor")
     assert (paper < 60) is dark
-    for place in ("figcaption", "td", "#g0-accuracy .xtitle", "#g0-accuracy .legendtext"):
+    for place in ("figcaption", "td", "#g0-curves .xtitle", "#g0-curves .legendtext"):
         style = f"getComputedStyle(document.querySelector('{place}'))"
-        ink = brightness(browser, f"{style}.{'fill' if 'accuracy' in place else 'color'}")
+        ink = brightness(browser, f"{style}.{'fill' if 'curves' in place else 'color'}")
         assert abs(ink - paper) > 90, place
 
 
@@ -194,3 +195,53 @@ def test_names_are_shown_as_they_are_written(browser: Browser, tmp_path: Path) -
     ticks = browser.evaluate("[...document.querySelectorAll('#g0-seeds .ytick text')].map(t => t.textContent)")
     assert ticks == ["FedHist", name[:27] + "…"] or ticks == [name[:27] + "…", "FedHist"]
     assert browser.complaints == []
+
+
+@pytest.fixture(scope="module")
+def errors_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("errors")
+    for method, lift in (("FedHist", 0.1), ("FedAvg", 0.0)):
+        for seed in range(2):
+            run = measured_in(fake_history(method, seed, lift=lift - 0.2), {"rmse": False, "mae": False})
+            with_clients(run).save(folder / run.name)
+    return write_report([folder], folder / "page.html").path
+
+
+def test_switch_between_metrics(browser: Browser, errors_page: Path) -> None:
+    browser.complaints.clear()
+    browser.open(errors_page)
+    state = (
+        "(p => [p.querySelector('.ytitle').textContent, p.querySelector('.xtitle').textContent, p.data.at(-1).y.at(-1),"
+        " p.data.at(-1).hovertemplate])(document.querySelector('#g0-curves .plot'))"
+    )
+    rmse = browser.evaluate(state)
+    choose(browser, "g0-curves", 1, 1)
+    mae = browser.evaluate(state)
+    choose(browser, "g0-curves", 0, 2)
+    uploads = browser.evaluate(state)
+    assert (rmse[0], mae[0]) == ("test rmse", "test mae") and mae[2] == pytest.approx(2 * rmse[2], rel=1e-2)
+    assert uploads == ["test mae", "uploads", *mae[2:]], "the metric stays when the cost changes"
+    assert "%" not in re.sub(r"%\{.*?\}", "", rmse[3])
+    assert browser.complaints == []
+
+
+def test_switch_between_views_of_the_clients(browser: Browser, errors_page: Path) -> None:
+    browser.complaints.clear()
+    browser.open(errors_page)
+    state = (
+        "(p => [p.querySelector('.ytitle').textContent, p.querySelector('.xtitle').textContent,"
+        " [...p.querySelectorAll('.xtick text')].map(t => t.textContent), p.data[0].y])"
+        "(document.querySelector('#g0-tiers .plot'))"
+    )
+    by_speed = browser.evaluate(state)
+    assert by_speed[2] == ["all clients", "fastest third", "middle third", "slowest third"]
+    choose(browser, "g0-tiers", 0, 1)
+    worst = browser.evaluate(state)
+    assert "worst tenth" in worst[0] and all(w > m for w, m in zip(worst[3], by_speed[3], strict=True))
+    browser.evaluate(
+        "(s => { s.value = '4'; s.dispatchEvent(new Event('change', { bubbles: true })); })"
+        "(document.querySelector('#g0-tiers [data-place=\"1\"] select'))"
+    )
+    over_rounds = browser.evaluate(state)
+    assert over_rounds[1] == "round" and "20" in over_rounds[2] and len(over_rounds[3]) == 3
+    assert drawn(browser)["g0-tiers"] > 0 and browser.complaints == []

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 import fedhist as fh
 from fedhist.report.curves import draw_curves
-from fedhist.report.table import cells, columns, rows
+from fedhist.report.table import lines, rows
 from fedhist.store.history import DIVERGED
 
 
@@ -47,9 +47,9 @@ SOME_DIVERGED = fh.Comparison(
 )
 
 
-def table(runs: fh.Comparison, target: float = 0.5) -> list[list[str]]:
-    found = rows(runs, target)
-    return [columns(found, target, 1e-5), *(cells(row, found) for row in found)]
+def table(runs: fh.Comparison, target: float | None = 0.5) -> list[list[str]]:
+    header, texts = lines(runs, target, 1e-5)
+    return [header, *texts]
 
 
 def test_rows_by_hand() -> None:

@@ -46,7 +46,7 @@ def test_every_figure_has_data_and_words(section: Section) -> None:
 
 
 def test_accuracy_against_four_costs(section: Section) -> None:
-    made = learning.accuracy(section)
+    made = learning.curves(section)
     assert made.switches == {"against": ["rounds", "time", "uploads", "bytes"]}
     history = section.runs["FedHist"][0]
     spent = learning.costs(history)
@@ -63,7 +63,7 @@ def test_accuracy_against_four_costs(section: Section) -> None:
 def test_seeds_that_were_evaluated_in_different_rounds(tmp_path: Path) -> None:
     one, other = fake_history(seed=0), fake_history(seed=1)
     other.evaluations = other.evaluations[1::2]
-    made = learning.accuracy(section_of(tmp_path, one, other))
+    made = learning.curves(section_of(tmp_path, one, other))
     x = made.data[1]["x"]
     assert x == [r for r in one.round if other.round[0] <= r <= other.round[-1]]
     assert made.data[1]["y"][-1] == pytest.approx(50 * (one.accuracy[-1] + other.accuracy[-1]), rel=1e-3)
@@ -146,9 +146,9 @@ def deployment() -> fh.History:
 def test_a_deployment_has_what_it_can_have(tmp_path: Path) -> None:
     section = section_of(tmp_path, deployment())
     figures, reasons = drawn(section), not_drawn(section)
-    assert {"accuracy", "staleness", "weights", "boosts", "timeline"} <= figures.keys()
+    assert {"curves", "staleness", "weights", "boosts", "timeline"} <= figures.keys()
     assert {"classes", "tiers", "lengths", "utility", "labels", "seeds"} <= reasons.keys()
-    assert figures["accuracy"].switches == {"against": ["rounds", "time", "uploads"]}
+    assert figures["curves"].switches == {"against": ["rounds", "time", "uploads"]}
     assert all(text.endswith(".") for text in (*(each.summary for each in figures.values()), *reasons.values()))
 
 

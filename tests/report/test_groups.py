@@ -20,7 +20,7 @@ from tests.conftest import blobs
 from tests.report.fake import fake_history
 
 OPTIONS = options_of(fh.Trial)
-WITHOUT_EFFECT = {"record", "record_dtype", "seed", "eval_every", "target"}
+WITHOUT_EFFECT = {"record", "record_dtype", "seed", "eval_every", "client_eval_every", "target"}
 SMALL: dict[str, Any] = {"k": 2, "rounds": 4, "eval_every": 2}
 
 

@@ -48,7 +48,7 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
     for part in ("paired t-test", "Student's t", "Uploads that close a round", "FedAvg-seed2", "Labels of the clients"):
         assert part in text
     drawings = json.loads(re.search(r'id="drawings">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
-    names = "accuracy boosts classes labels lengths rejected seeds staleness tiers timeline utility weights"
+    names = "boosts classes curves labels lengths rejected seeds staleness tiers timeline utility weights"
     assert sorted(drawings["figures"]) == [f"g0-{name}" for name in names.split()]
     assert list(drawings["looks"]) == ["FedHist", "FedAvg"]
     assert len(page) < 10e6
@@ -150,7 +150,7 @@ def test_a_setting_under_which_all_runs_diverged(tmp_path: Path) -> None:
     fake_history("FedAvg", seed=1, lr=0.5).save(tmp_path / "x" / "b")
     page = page_of(tmp_path)
     assert final_table(page)[1] == ["FedAvg", "1", "1", "–", "–", "–", "–"]
-    assert "g1-accuracy" in page and "g0-accuracy" not in page
+    assert "g1-curves" in page and "g0-curves" not in page
     text = without_scripts(page)
     assert "<td>diverged</td>" in text and "With fake, lr = 0.5, FedAvg ends at" in text
 

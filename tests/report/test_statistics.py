@@ -24,6 +24,16 @@ def test_pairs_are_seeds_that_both_have() -> None:
     assert paired({0: 1.0}, {0: 2.0}) is None and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_the_scale_does_not_matter(scale: float) -> None:
+    test = paired(A, B)
+    other = paired({s: scale * v for s, v in A.items()}, {s: scale * v for s, v in B.items()})
+    assert test is not None and other is not None
+    assert (other.p, other.mean) == (pytest.approx(test.p), pytest.approx(scale * test.mean))
+    equal = paired({0: 0.3 * scale, 1: 0.2 * scale, 2: 0.1 * scale}, {0: 0.2 * scale, 1: 0.1 * scale, 2: 0.0})
+    assert equal is not None and (equal.p, equal.half) == (0.0, 0.0)
+
+
 def test_differences_without_noise() -> None:
     same, apart = paired(A, A), paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
     assert same is not None and apart is not None

@@ -198,15 +198,20 @@ def _write(runs: Comparison, folder: RunFolder) -> None:
             if history.model is not None:
                 write_tensors(home / "model.safetensors", history.model)
         if folder.command == "compare":
-            draw_curves(runs, folder.path / "curves.png", folder.settings["target"])
+            draw_curves(runs, folder.path / "curves.png", _target(runs, folder.settings))
 
 
 def _show(runs: Comparison, settings: Settings) -> None:
-    from fedhist.report.table import cells, columns, rows  # noqa: PLC0415
+    from fedhist.report.table import lines, title  # noqa: PLC0415
 
-    found = rows(runs, settings["target"])
-    header = columns(found, settings["target"], settings["delta"])
-    _print_table(f"{runs[0].task}: test accuracy in %", header, [cells(row, found) for row in found])
+    _print_table(title(runs), *lines(runs, _target(runs, settings), settings["delta"]))
+
+
+def _target(runs: Comparison, settings: Settings) -> float | None:
+    """Return the value that rounds are counted to: the one that was asked for, or the runs' own."""
+    from fedhist.report.measure import target_of  # noqa: PLC0415
+
+    return target_of(runs[0]) if settings["target"] is None else float(settings["target"])
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

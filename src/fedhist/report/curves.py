@@ -1,4 +1,4 @@
-"""Accuracy over rounds, as a picture."""
+"""The primary metric over rounds, as a picture."""
 
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhist.report.figure import counted
+from fedhist.report.measure import primary
 from fedhist.store.files import whole_file
 from fedhist.store.history import Comparison
 
@@ -44,11 +45,11 @@ def drawing(path: Path, rows: int, columns: int, size: tuple[float, float], dpi:
 
 
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
-    """Draw each method's mean test accuracy with a band of one standard deviation over its seeds.
+    """Draw each method's mean of the primary metric with a band of one standard deviation over its seeds.
 
     Runs that diverged count in no mean; the legend says how many they are.
     """
-    path = Path(path)
+    path, measure = Path(path), primary(runs[0])
     with drawing(path, 1, 1, (7, 4.2), 150) as (axes,):
         for i, method in enumerate(runs.methods):
             live = [history for history in runs[method] if not history.diverged]
@@ -57,21 +58,23 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
             label = textwrap.fill(label, WIDEST_LABEL)
             count = min((len(history.evaluations) for history in live), default=0)
             rounds = live[0].round[:count] if live else []
-            accuracy = 100 * np.array([history.accuracy[:count] for history in live] or [[]])
-            mean, (colour, dashes) = accuracy.mean(axis=0), look(i)
+            known = np.array([history[measure.name][:count] for history in live] or [[]], float)  # None becomes NaN
+            shown, (colour, dashes) = measure.scale * known, look(i)
+            mean = shown.mean(axis=0)
             axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
             if len(live) > 1:
-                spread = accuracy.std(axis=0, ddof=1)
+                spread = shown.std(axis=0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
         if target is not None:
-            axes.axhline(100 * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
+            axes.axhline(measure.scale * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
         first, seeds = runs[0], counted(len(runs[runs.methods[0]]), "seed")
         stale = np.mean([history.staleness_between(0, history.rounds)[0] for history in runs])
         title = f"{first.task}, K = {first.clients.shape[1]}, mean staleness {stale:.1f}, {seeds}"
         axes.set_title(title, parse_math=False)
-        axes.set(xlabel="round", ylabel="test accuracy (%)")
+        axes.set(xlabel="round", ylabel=measure.label)
+        axes.yaxis.label.set_parse_math(False)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        for text in axes.legend(frameon=False, loc="lower right").get_texts():
+        for text in axes.legend(frameon=False, loc=f"{'lower' if measure.higher else 'upper'} right").get_texts():
             text.set_parse_math(False)  # names are whatever a file says
     return path

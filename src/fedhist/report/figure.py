@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedhist.report.gather import Group
-from fedhist.store.history import History
+from fedhist.report.measure import Measure, known, last
+from fedhist.store.history import ACCURACY, History
 
 Floats = NDArray[np.float64]
 Plot = dict[str, Any]  # a part of a drawing, by Plotly's names and a few of page.js
@@ -58,6 +59,8 @@ class Figure:
     tables: Sequence[Table] = ()
     open_tables: bool = False
     """Whether the tables are part of the figure, not a substitute for it."""
+    title: str = ""
+    """Instead of the usual one."""
 
 
 class Section:
@@ -65,9 +68,11 @@ class Section:
 
     def __init__(self, group: Group, detail: Detail) -> None:
         self.group, self.detail, self.runs = group, detail, group.comparison
+        self.measure = group.measure
         every = self.runs.methods
-        final = {method: float(np.mean([h.final_accuracy for h in self.runs[method]])) for method in every}
-        best = sorted(final, key=final.__getitem__, reverse=True)[:MOST_METHODS]
+        ends = {method: known(last(h, self.measure) for h in self.runs[method]) for method in every}
+        final = {method: float(np.mean(each)) if each else None for method, each in ends.items()}
+        best = self.measure.ranked(final)[:MOST_METHODS]
         self.methods = [method for method in every if method in best]
         """The methods in figures: all, or the best if there are many."""
         self.note = f" Of {len(every)} methods the best {len(best)} are drawn." if len(best) < len(every) else ""
@@ -112,8 +117,51 @@ def log_axis(title: str, on_it: ArrayLike) -> Plot:
     low, high = float(np.min(on_it)), float(np.max(on_it))
     if low <= 0 or high < 8 * low:
         return axis(title, type="linear")
-    ticks = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
-    return axis(title, type="log", tickvals=ticks, ticktext=[f"{tick:,g}" for tick in ticks])
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    marks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return axis(title, type="log", tickvals=marks, ticktext=[f"{mark:,g}" for mark in marks])
+
+
+def ticks(names: Sequence[str]) -> Plot:
+    """Return an axis with names instead of numbers."""
+    return {"tickvals": list(range(len(names))), "ticktext": list(names)}
+
+
+def cut(name: str, most: int = 28) -> str:
+    """Return a name that is short enough for an axis, as Plotly shows it."""
+    return literal(name if len(name) <= most else name[: most - 1] + "…")
+
+
+def side_by_side(measure: Measure, found: Mapping[str, NDArray[Any]]) -> list[Plot]:
+    """Return each method's points beside the others', with one standard deviation over seeds.
+
+    Values are as they are shown: those of a share in percent.
+    """
+    data = []
+    step = min(0.12, 0.7 / len(found))
+    for i, (method, rows) in enumerate(found.items()):
+        mean, spread = mean_and_spread(rows)
+        x = np.arange(len(mean)) + (i - (len(found) - 1) / 2) * step
+        data.append(trace("points", method, x, mean, measure.hover("y"), error_y=error_bars(measure, mean, spread)))
+    return data
+
+
+def error_bars(measure: Measure, mean: Floats, spread: Floats | None) -> Plot:
+    """Return bars of one standard deviation that stay between 0 and 100 %."""
+    if spread is None:
+        return {"visible": False}
+    up, down = (np.minimum(spread, 100 - mean), np.minimum(spread, mean)) if measure.share else (spread, spread)
+    return {"type": "data", "visible": True, "array": values(up, 3), "arrayminus": values(down, 3), "width": 0}
+
+
+def by_method_table(measure: Measure, corner: str, names: Sequence[str], columns: Mapping[str, NDArray[Any]]) -> Table:
+    """Return a table with a column of a metric for each method."""
+    rows = zip(names, *columns.values(), strict=True)
+    what = "%" if measure.name == ACCURACY else measure.short
+    return Table(
+        [corner, *(f"{method} ({what})" for method in columns)],
+        [[name, *map(measure.text, row)] for name, *row in rows],
+    )
 
 
 def values(array: ArrayLike, digits: int = 4) -> list[Any]:

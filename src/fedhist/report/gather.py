@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
+from fedhist.report.measure import Measure, last, measures, primary, target_of
 from fedhist.simulation.trial import NOT_COMPARED
-from fedhist.store.history import DIVERGED, Comparison, History
+from fedhist.store.history import ACCURACY, DIVERGED, Comparison, History
 from fedhist.store.tables import ARRIVALS
 
 T = TypeVar("T")
@@ -47,6 +48,16 @@ class Run:
         return None
 
     @property
+    def measure(self) -> Measure:
+        """The metric by which it is compared."""
+        return primary(self.history)
+
+    @property
+    def final(self) -> float | None:
+        """That metric at the last evaluation; None where it is not known."""
+        return last(self.history, self.measure)
+
+    @property
     def classes(self) -> int:
         """How many classes it has accuracies of; 0 where that is not known."""
         return len(self.history.evaluations[-1].per_class) if self.history.evaluations else 0
@@ -63,9 +74,11 @@ class Group:
         self.title = _title(self.setting, named)
         self.comparison = Comparison([run.history for run in runs if not run.history.diverged])
         """The runs that did not diverge, methods in order and seeds within each."""
-        target = runs[0].history.setting.get("target")
-        self.target = float(target) if isinstance(target, (int, float)) else 0.5
-        """The accuracy that rounds are counted to."""
+        self.measures = measures(runs[0].history)
+        """The metrics of all its runs, the primary one first."""
+        self.measure = self.measures[0]
+        self.target = target_of(runs[0].history)
+        """The value of the primary metric that rounds are counted to; None where there is none."""
 
 
 class Gathered:
@@ -133,6 +146,8 @@ def _read(folder: Path) -> Run:
     setting = {"task": history.task} | history.setting | {"task": history.task}
     setting.setdefault("k", history.clients.shape[1])
     setting.setdefault("rounds", history.rounds)
+    if history.metrics != {ACCURACY: True}:  # runs that are measured otherwise are never compared
+        setting["metrics"] = ", ".join(f"{name} {'↑' if higher else '↓'}" for name, higher in history.metrics.items())
     return Run(folder, history, {n: v for n, v in setting.items() if n not in NOT_COMPARED and v is not None})
 
 
@@ -186,8 +201,9 @@ def _same(first: Run, second: Run) -> bool:
         return False
     if first.folder.parent == second.folder.parent:
         return True
-    accuracy = dict(zip(one.round, one.accuracy, strict=True))
-    return all(accuracy.get(each.round, each.accuracy) == each.accuracy for each in other.evaluations) and all(
+    measured = {each.round: (each.accuracy, each.loss, each.metrics) for each in one.evaluations}
+    again = {each.round: (each.accuracy, each.loss, each.metrics) for each in other.evaluations}
+    return all(measured.get(round_, values) == values for round_, values in again.items()) and all(
         np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in ARRIVALS
     )
 

@@ -1,19 +1,19 @@
-"""Figures of what was learned: accuracy by cost, by class and by speed, and the length of the steps."""
+"""Figures of what was learned: metrics by cost, accuracy by class, and the length of the steps."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedhist.report import figure as fig
-from fedhist.report.clients import times_of
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
-from fedhist.report.statistics import tier_shares
-from fedhist.store.history import History
+from fedhist.report.measure import Measure, last
+from fedhist.store.history import ACCURACY, History
 
 MOST_CLASSES = 20  # drawn as points; more become a heat map
-TIERS = ("fastest third", "middle third", "slowest third")
+MOST_METRICS = 12  # to choose from
+FAR = 30  # how many times as large as the least the largest value is on a logarithmic scale
+SHARE = Measure(ACCURACY, True)
 BYTE_UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB"}
 BANDS = " Lines are means over seeds, bands one standard deviation; time, uploads and bytes are means over seeds too."
 
@@ -29,27 +29,39 @@ def costs(history: History) -> dict[str, Floats]:
 
 
 class Course(NamedTuple):
-    """The mean course of a method's runs, in percent, at the rounds that all of them have reached."""
+    """The mean course of a metric over a method's runs, at the rounds that all of them have reached."""
 
     cost: dict[str, Floats]
-    accuracy: Floats
+    mean: Floats
     spread: Floats | None
+    """None where there is one run."""
 
 
-def course_of(histories: Sequence[History]) -> Course:
-    """Return the mean course; between two evaluations of a run there is a straight line."""
-    first, last = max(h.round[0] for h in histories), min(h.round[-1] for h in histories)
-    every = sorted({r for h in histories for r in h.round if first <= r <= last} or {last})
+def course_of(histories: Sequence[History], measure: Measure) -> Course:
+    """Return the mean course; between two evaluations of a run there is a straight line.
+
+    Runs in which the metric is never known do not count.
+    """
+    first, end = max(h.round[0] for h in histories), min(h.round[-1] for h in histories)
+    every = sorted({r for h in histories for r in h.round if first <= r <= end} or {end})
     rounds = np.array(every, float)[fig.thinned(len(every), fig.POINTS)]
     spent = [costs(h) for h in histories]
     cost = {name: np.mean([np.interp(rounds, c["rounds"], c[name]) for c in spent], axis=0) for name in spent[0]}
-    return Course(cost, *fig.mean_and_spread([100 * np.interp(rounds, h.round, h.accuracy) for h in histories]))
+    rows = np.array([np.interp(rounds, h.round, np.array(h[measure.name], float)) for h in histories])
+    some = np.isfinite(rows).any(axis=1)
+    mean, spread = fig.mean_and_spread(rows[some] if some.any() else rows[:1])
+    unknown = None if len(histories) == 1 else np.full(len(rounds), np.nan)
+    return Course(cost, mean, unknown if spread is None else spread)
 
 
-def accuracy(section: Section) -> Figure:
-    """Draw test accuracy against its cost."""
-    courses = {method: course_of(section.runs[method]) for method in section.methods}
-    most = max(float(each.cost.get("bytes", np.zeros(1))[-1]) for each in courses.values())
+Courses = Mapping[str, Course]
+
+
+def curves(section: Section) -> Figure:
+    """Draw the metrics against their cost."""
+    measures = section.group.measures[:MOST_METRICS]
+    courses = [{m: course_of(section.runs[m], measure) for m in section.methods} for measure in measures]
+    most = max(float(each.cost.get("bytes", np.zeros(1))[-1]) for each in courses[0].values())
     unit = next((scale for scale in BYTE_UNITS if most >= scale), 1e3)
     axes = {
         "rounds": axis("round"),
@@ -57,95 +69,131 @@ def accuracy(section: Section) -> Figure:
         "uploads": axis("uploads"),
         "bytes": axis(f"sent, both ways ({BYTE_UNITS[unit]})"),
     }
-    known = [name for name in axes if all(name in each.cost for each in courses.values())]
-    data: list[fig.Plot] = []
-    moved: dict[str, list[fig.Plot]] = {name: [] for name in known}
-    for method, (cost, mean, spread) in courses.items():
-        hover, more = "%{y:.1f} %", {}
-        if spread is not None:
-            low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
-            data.append(fig.band(method, cost["rounds"], low, high))
-            hover, more = "%{y:.1f} ± %{customdata:.1f} %", {"customdata": values(spread, 3)}
-        data.append(fig.trace("curve", method, cost["rounds"], mean, hover, **more))
+    known = [name for name in axes if all(name in each.cost for each in courses[0].values())]
+    data, moved = [], dict[str, list[fig.Plot]]((name, []) for name in known)
+    for method, course in courses[0].items():
+        kinds = ("curve",) if course.spread is None else ("band", "curve")
+        data += [{"kind": kind, "method": method, "name": fig.literal(method)} for kind in kinds]
         for name in known:
-            x = cost[name] / (unit if name == "bytes" else 1)
-            shapes = [x] if spread is None else [fig.there_and_back(x), x]
-            moved[name] += [{"x": values(each, fig.PRECISE)} for each in shapes]
-    several = any(each.spread is not None for each in courses.values())
-    summary = _accuracy_summary(section, courses) + (BANDS if several else "") + section.note
-    layout = {"xaxis": axes["rounds"], "level": 100 * section.group.target}
-    views = {str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)}
-    return Figure(summary, data, layout, {"against": known}, views, [_accuracy_table(courses)])
+            x = course.cost[name] / (unit if name == "bytes" else 1)
+            moved[name] += [{"x": values(fig.there_and_back(x) if k == "band" else x, fig.PRECISE)} for k in kinds]
+    looks = [_look(section, measure, each) for measure, each in zip(measures, courses, strict=True)]
+    start = [a | b | c for a, b, c in zip(data, moved["rounds"], looks[0]["data"], strict=True)]
+    layout = {"xaxis": axes["rounds"], **looks[0]["layout"]}
+    switches = {"against": known}
+    views: dict[str, fig.Plot] = {
+        str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)
+    }
+    if len(measures) > 1:
+        switches["metric"] = [measure.name for measure in measures]
+        views |= {f"* {i}": look for i, look in enumerate(looks)}
+    several = any(each.spread is not None for each in courses[0].values())
+    summary = _summary(section, courses[0]) + (BANDS if several else "") + section.note
+    tables = [_course_table(measure, each) for measure, each in zip(measures, courses, strict=True)]
+    return Figure(summary, start, layout, switches, views, tables)
 
 
-def _accuracy_summary(section: Section, courses: Mapping[str, Course]) -> str:
-    ends = {method: float(each.accuracy[-1]) for method, each in courses.items()}
-    order = sorted(ends, key=ends.__getitem__, reverse=True)
-    text = "At the end " + listed(f"{method} is at {ends[method]:.1f} %" for method in order[: fig.NAMED])
-    text += f"; {len(order) - fig.NAMED} others are lower." if len(order) > fig.NAMED else "."
+def _look(section: Section, measure: Measure, courses: Courses) -> fig.Plot:
+    """Return the curves of a metric, with their bands, and the vertical axis."""
+    means = np.concatenate([measure.scale * each.mean for each in courses.values()])
+    vertical = _vertical(measure, means[np.isfinite(means)])
+    least = 0.0 if measure.share else np.nanmin(means) / 2 if vertical["type"] == "log" else -np.inf
+    data: list[fig.Plot] = []
+    for method, course in courses.items():
+        mean, name = measure.scale * course.mean, fig.literal(method)
+        hover: fig.Plot = {"hovertemplate": f"{measure.hover('y')}<extra>{name}</extra>"}
+        if course.spread is not None:
+            spread = measure.scale * course.spread
+            low, high = np.maximum(mean - spread, least), np.minimum(mean + spread, 100 if measure.share else np.inf)
+            data.append({"y": values(np.concatenate([high, low[::-1]]))})
+            both = measure.hover("y").removesuffix(measure.unit), measure.hover("customdata")
+            hover = {"hovertemplate": f"{both[0]} ± {both[1]}<extra>{name}</extra>", "customdata": values(spread, 3)}
+        data.append({"y": values(mean), **hover})
+    target = section.group.target if measure == section.measure else None
+    level = values([np.nan if target is None else measure.scale * target])[0]
+    return {"data": data, "layout": {"yaxis": vertical, "level": level}}
+
+
+def _vertical(measure: Measure, on_it: Floats) -> fig.Plot:
+    """Return the axis of a metric: shares from zero, and errors that fall a long way on a logarithmic scale."""
+    title, plain = fig.literal(measure.label), {"type": "linear", "tickvals": None, "ticktext": None}
+    if measure.share:
+        return axis(title, rangemode="tozero", **plain)
+    falls = not measure.higher and len(on_it) > 0 and 0 < FAR * on_it.min() <= on_it.max()
+    return fig.log_axis(title, on_it) if falls else axis(title, rangemode="normal", **plain)
+
+
+def _summary(section: Section, courses: Courses) -> str:
+    own = section.measure
+    ends = {method: float(each.mean[-1]) for method, each in courses.items() if np.isfinite(each.mean[-1])}
+    if not ends:
+        return f"The {own.name} at the end is not known."
+    order = own.ranked(ends)
+    text = "At the end " + listed(f"{method} is at {own.said(ends[method])}" for method in order[: fig.NAMED])
+    worse = "lower" if own.higher else "higher"
+    text += f"; {len(order) - fig.NAMED} others are {worse}." if len(order) > fig.NAMED else "."
+    return text + _first_to(section, order)
+
+
+def _first_to(section: Section, order: Sequence[str]) -> str:
+    """Return who is the first to reach the target."""
     target = section.group.target
+    if target is None:
+        return ""
+    mark = section.measure.mark(target)
     reached = {m: [r for h in section.runs[m] if (r := h.rounds_to(target)) is not None] for m in order}
     first = {m: float(np.mean(rounds)) for m, rounds in reached.items() if len(rounds) == len(section.runs[m])}
     if not first:
-        return f"{text} No method reaches {100 * target:g} % (dotted line) with all its seeds."
+        return f" No method reaches {mark} (dotted line) with all its seeds."
     quick = min(first, key=first.__getitem__)
-    text += f" {quick} is the first to reach {100 * target:g} % (dotted line), after {first[quick]:,.0f} rounds"
+    text = f" {quick} is the first to reach {mark} (dotted line), after {first[quick]:,.0f} rounds"
     others = [method for method in order if method not in first]
     return text + (f"; not all runs of {listed(others[: fig.NAMED])} do." if others else ".")
 
 
-def _accuracy_table(courses: Mapping[str, Course]) -> Table:
+def _course_table(measure: Measure, courses: Courses) -> Table:
     rounds = next(iter(courses.values())).cost["rounds"]
     rounds = rounds[fig.thinned(len(rounds), 12)]
-    means = {m: np.interp(rounds, each.cost["rounds"], each.accuracy, right=np.nan) for m, each in courses.items()}
-    return _percentages("round", [f"{r:,.0f}" for r in rounds], means)
-
-
-def _percentages(corner: str, names: Sequence[str], columns: Mapping[str, NDArray[Any]]) -> Table:
-    """Return a table with a column of percentages for each method."""
-    rows = zip(names, *columns.values(), strict=True)
-    texts = [[name, *("–" if np.isnan(each) else f"{each:.1f}" for each in row)] for name, *row in rows]
-    return Table([corner, *(f"{method} (%)" for method in columns)], texts)
+    means = {m: np.interp(rounds, each.cost["rounds"], each.mean, right=np.nan) for m, each in courses.items()}
+    return fig.by_method_table(measure, "round", [f"{r:,.0f}" for r in rounds], means)
 
 
 def final_by_seed(section: Section) -> Figure | str:
-    """Draw the final accuracy of every run."""
+    """Draw the final value of every run."""
     if len(section.runs) == 1:
         return "There is one run."
-    data, spreads = [], {}
+    own, data, spreads = section.measure, [], {}
     methods = section.methods[::-1]
     for place, method in enumerate(methods):
-        own = np.array([100 * h.final_accuracy for h in section.runs[method]])
-        spreads[method] = float(np.ptp(own))
-        seeds = [h.seed for h in section.runs[method]]
-        hover = "%{x:.1f} %, seed %{customdata}"
-        data.append(fig.trace("seeds", method, own, np.full(len(own), place), hover, customdata=seeds))
-        data.append(fig.trace("mean", method, [own.mean()], [place], "mean %{x:.1f} %"))
+        ended = [(h.seed, end) for h in section.runs[method] if (end := last(h, own)) is not None]
+        if ended:
+            seeds, ends = [seed for seed, _ in ended], own.scale * np.array([end for _, end in ended])
+            spreads[method] = float(np.ptp(ends)) / own.scale
+            hover = f"{own.hover('x')}, seed %{{customdata}}"
+            data.append(fig.trace("seeds", method, ends, np.full(len(ends), place), hover, customdata=seeds))
+            data.append(fig.trace("mean", method, [ends.mean()], [place], f"mean {own.hover('x')}"))
+    if not data:
+        return f"The {own.name} after the last round is not known."
     widest = max(spreads, key=spreads.__getitem__)
     summary = "One mark for each run, a bar for the mean."
     if spreads[widest] > 0:
-        summary += f" Seeds differ most with {widest}, by {spreads[widest]:.1f} points from the worst to the best."
-    layout = {"yaxis": _ticks([_cut(method) for method in methods]), "height": 150 + 38 * len(methods)}
+        apart = own.text(spreads[widest]) + (" points" if own.share else "")
+        summary += f" Seeds differ most with {widest}, by {apart} from the worst to the best."
+    title = fig.literal(f"test {own.name} after the last round" + (" (%)" if own.share else ""))
+    ticks = fig.ticks([fig.cut(method) for method in methods])
+    layout = {"xaxis": axis(title), "yaxis": ticks, "height": 150 + 38 * len(methods)}
     return Figure(summary + section.note, data, layout)
 
 
-def _ticks(names: Sequence[str]) -> fig.Plot:
-    return {"tickvals": list(range(len(names))), "ticktext": list(names)}
-
-
-def _cut(name: str, most: int = 28) -> str:
-    """Return a name that is short enough for an axis, as Plotly shows it."""
-    return fig.literal(name if len(name) <= most else name[: most - 1] + "…")
-
-
-def _final_classes(history: History) -> list[float] | None:
+def final_classes(history: History) -> list[float] | None:
+    """Return the accuracy on each class after the last round, in percent; None where it was not recorded."""
     each = history.evaluations[-1].per_class
     return [np.nan if value is None else 100 * value for value in each] if each else None
 
 
 def per_class(section: Section) -> Figure | str:
     """Draw the accuracy on each class after the last round."""
-    found = {method: np.stack(rows) for method, rows in section.by_method(_final_classes).items()}
+    found = {method: np.stack(rows) for method, rows in section.by_method(final_classes).items()}
     if not found:
         return "The accuracy on single classes was not recorded in these runs."
     means = {method: rows.mean(axis=0) for method, rows in found.items()}
@@ -157,54 +205,11 @@ def per_class(section: Section) -> Figure | str:
     summary = "; ".join(text) + ". Means over seeds after the last round."
     names = [str(label) for label in range(len(mean))]
     if len(names) <= MOST_CLASSES:
-        layout = {"xaxis": _ticks(names), "yaxis": axis("accuracy on the class (%)", rangemode="tozero")}
-        return Figure(summary, _side_by_side(found), layout, tables=[_percentages("class", names, means)])
-    heat = {"kind": "classes", "y": [_cut(method) for method in means], "z": values(list(means.values()), 3)}
+        layout = {"xaxis": fig.ticks(names), "yaxis": axis("accuracy on the class (%)", rangemode="tozero")}
+        tables = [fig.by_method_table(SHARE, "class", names, {m: each / 100 for m, each in means.items()})]
+        return Figure(summary, fig.side_by_side(SHARE, found), layout, tables=tables)
+    heat = {"kind": "classes", "y": [fig.cut(method) for method in means], "z": values(list(means.values()), 3)}
     return Figure(summary, [heat], {"yaxis": {"autorange": "reversed"}, "height": 170 + 34 * len(means)})
-
-
-def _side_by_side(found: Mapping[str, NDArray[Any]]) -> list[fig.Plot]:
-    """Return each method's points beside the others', with one standard deviation over seeds."""
-    data = []
-    step = min(0.12, 0.7 / len(found))
-    for i, (method, rows) in enumerate(found.items()):
-        mean, spread = fig.mean_and_spread(rows)
-        x = np.arange(len(mean)) + (i - (len(found) - 1) / 2) * step
-        bars = {}
-        if spread is not None:
-            up, down = values(np.minimum(spread, 100 - mean), 3), values(np.minimum(spread, mean), 3)
-            bars["error_y"] = {"type": "data", "array": up, "arrayminus": down, "width": 0}
-        data.append(fig.trace("points", method, x, mean, "%{y:.1f} %", **bars))
-    return data
-
-
-def per_tier(section: Section) -> Figure | str:
-    """Draw the accuracy on data like those of fast and of slow clients."""
-
-    def of(history: History) -> Floats | None:
-        classes, labels = np.array(_final_classes(history) or []), history.about_clients.get("labels")
-        if labels is None or len(labels) < len(TIERS) or len(classes) != labels.shape[1]:
-            return None
-        known = np.isfinite(classes)  # classes with test examples
-        shares = tier_shares(times_of(history), labels)[:, known]
-        return None if (shares.sum(axis=1) == 0).any() else (shares @ classes[known]) / shares.sum(axis=1)
-
-    found = {method: np.stack(rows) for method, rows in section.by_method(of).items()}
-    if not found:
-        return "It needs the accuracy on single classes and the clients' labels, which were not recorded."
-    means = {method: rows.mean(axis=0) for method, rows in found.items()}
-    text = []
-    for method, (fast, _, slow) in list(means.items())[: fig.NAMED]:
-        gap = f"{abs(slow - fast):.1f} points {'higher' if slow > fast else 'lower'}"
-        text.append(f"for {method} {gap if abs(slow - fast) >= 0.05 else 'the same for both'}")
-    timed = all("time" in history.about_clients for history in section.runs)
-    summary = (
-        f"What clients would see on data like their own, in thirds by "
-        f"{'their mean times' if timed else 'how often they uploaded'}. On data like the slowest third's "
-        f"accuracy is, compared with the fastest third's, {listed(text)}."
-    )
-    tables = [_percentages("clients", TIERS, means)]
-    return Figure(summary, _side_by_side(found), {"xaxis": _ticks(TIERS)}, tables=tables)
 
 
 def lengths(section: Section) -> Figure | str:

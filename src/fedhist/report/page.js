@@ -85,10 +85,9 @@
   const axis = (text, more) => ({ title: { text }, ...more });
   const FROM_ZERO = { rangemode: "tozero" };
   const LAYOUTS = {
-    accuracy: { yaxis: axis("test accuracy (%)", FROM_ZERO), hovermode: "x unified", height: 440 },
+    curves: { hovermode: "x unified", height: 440 },
     classes: { xaxis: axis("class") },
-    seeds: { xaxis: axis("test accuracy after the last round (%)") },
-    tiers: { xaxis: axis("clients", { range: [-0.5, 2.5] }), yaxis: axis("accuracy on their labels (%)") },
+    tiers: { xaxis: axis("clients", { range: [-0.5, 2.5] }) },
     lengths: { xaxis: axis("round"), yaxis: axis("length (L2 norm)", FROM_ZERO), hovermode: "x unified" },
     staleness: { xaxis: axis("staleness τ (rounds)"), yaxis: axis("share of the uploads (%)"), bargap: 0.08 },
     weights: { yaxis: axis("weight (1 = equal share)", FROM_ZERO) },
@@ -162,8 +161,8 @@
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("muted"), activecolor: css("ink") },
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       showlegend: data.some((trace) => trace.showlegend !== false),
-    }, coloured(merged(LAYOUTS[spec.name], merged(spec.layout, view.layout))));
-    if ("level" in spec.layout) layout.shapes = [coloured(level(spec.layout.level))];
+    }, coloured(merged(LAYOUTS[spec.name] || {}, merged(spec.layout, view.layout))));
+    if (typeof layout.level === "number") layout.shapes = [coloured(level(layout.level))];
     if (printing) {
       layout.width = PAPER_WIDTH;
       layout.height = layout.height > 500 ? 480 : Math.min(layout.height, figure.matches(".wide") ? 265 : 225);

@@ -12,22 +12,25 @@ from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, reason, require, unknown
 from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
+from fedhist.report.by_speed import by_speed
 from fedhist.report.curves import look
 from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, counted, listed
 from fedhist.report.gather import Gathered, Group, gather, text_of
-from fedhist.report.statistics import FEWEST_PAIRS, half_width, holm, paired
-from fedhist.report.table import epsilon, percent, rounds_to, rows, text
+from fedhist.report.measure import UNKNOWN, Measure, last
+from fedhist.report.statistics import FEWEST_PAIRS, Paired, half_width, holm, paired
+from fedhist.report.table import WORST_CLIENTS, Row, epsilon, rounds_to, rows, text
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import whole_file
-from fedhist.store.history import DIVERGED, Comparison
+from fedhist.store.history import ACCURACY, DIVERGED, Comparison
 
+INTERVAL = "95 % interval"
 FEW_GROUPS = 3  # up to which a page shows all at once and in full
 MOST_GROUPS = 20  # with figures of their own; the overview has them all
 FIGURES: Sequence[tuple[str, str, Callable[[Section], Figure | str], bool]] = (
-    ("accuracy", "Accuracy", learning.accuracy, True),
+    ("curves", "{title}", learning.curves, True),
     ("classes", "Accuracy by class", learning.per_class, True),
-    ("seeds", "Final accuracy, run by run", learning.final_by_seed, False),
-    ("tiers", "Accuracy by speed of the clients", learning.per_tier, False),
+    ("seeds", "Final {name}, run by run", learning.final_by_seed, False),
+    ("tiers", "{title} by speed of the clients", by_speed, False),
     ("lengths", "Length of the updates before and after INA", learning.lengths, False),
     ("staleness", "Staleness of the uploads", arriving.staleness, False),
     ("weights", "Weight of an upload by its staleness", arriving.weights, False),
@@ -37,7 +40,8 @@ FIGURES: Sequence[tuple[str, str, Callable[[Section], Figure | str], bool]] = (
     ("labels", "Labels of the clients", clients.labels, True),
     ("timeline", "Who works when", arriving.timeline, True),
 )
-"""Name, title, the function that makes it (or says why it cannot be drawn), and whether it is as wide as the page."""
+"""Name, title by the primary metric, the function that makes it (or says why it cannot be drawn), and whether it is as
+wide as the page."""
 MEANINGS = {
     "task": "Data and model.",
     "dataset": "Where the data come from.",
@@ -49,6 +53,7 @@ MEANINGS = {
     "parameters": "Trainable numbers in the model.",
     "bytes_per_upload": "Size of one model on the way up or down.",
     "folder": "Where these runs are.",
+    "metrics": "What is measured, the primary metric first; ↑ where more is better, ↓ where less is.",
     "data": "Checksum of the data and of which client holds what.",
     **{name: each.help for name, each in options_of(Trial).items()},
 }
@@ -101,10 +106,15 @@ def render(found: Gathered, baseline: str | None = None) -> str:
     drawn = {"looks": {method: look(place) for place, method in enumerate(found.methods)}, "figures": figures}
     # "</script>" in a name must not end the script it stands in.
     drawings = json.dumps(drawn, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    rankings = [(group.title, _ranking(group)) for group in found.groups]
+    rankings = [(group, _ranking(group)) for group in found.groups]
     constants = {"version": __version__, "meanings": MEANINGS, "fewest_pairs": FEWEST_PAIRS, "plotly": get_plotlyjs()}
     facts = {"found": found, "methods": found.methods[:MOST_METHODS], "rankings": rankings, "sections": sections}
-    facts |= {"lead": _lead(found, rankings), "few": len(sections) <= FEW_GROUPS, "drawings": drawings}
+    facts |= {
+        "lead": _lead(found, rankings),
+        "mixed": len({group.measure for group in found.groups}) > 1,
+        "few": len(sections) <= FEW_GROUPS,
+        "drawings": drawings,
+    }
     return page.from_string(parts["html"]).render(parts | constants | facts)
 
 
@@ -112,14 +122,14 @@ def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]
     figures: list[dict[str, Any]] = []
     undrawn = []
     for name, title, make, wide in FIGURES if len(section.runs) else ():
-        made = make(section)
+        made, named = make(section), title.format(title=section.measure.title, name=section.measure.name)
         if isinstance(made, str):
-            undrawn.append((title, made))
+            undrawn.append((named, made))
             continue
         switches = [(i, switch, each) for i, (switch, each) in enumerate(made.switches.items()) if len(each) > 1]
         view = " ".join("0" for _ in made.switches)
         drawing = {"name": name, "data": made.data, "layout": made.layout, "views": made.views, "view": view}
-        about = {"id": f"{key}-{name}", "title": title, "wide": wide, "switches": switches}
+        about = {"id": f"{key}-{name}", "title": made.title or named, "wide": wide, "switches": switches}
         figures.append({**about, "drawing": drawing, "figure": made})
     halves = 0
     for this, after in pairwise([*figures, {"wide": True}]):
@@ -131,48 +141,70 @@ def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]
 
 def _final(group: Group, baseline: str | None) -> dict[str, Any]:
     """Return the final table: spreads, intervals, and tests against one method."""
-    runs = group.comparison
-    final = {m: {h.seed: 100 * h.final_accuracy for h in runs[m]} for m in runs.methods}
+    runs, own = group.comparison, group.measure
+    ends = {m: {h.seed: end for h in runs[m] if (end := last(h, own)) is not None} for m in runs.methods}
+    final = {method: by_seed for method, by_seed in ends.items() if by_seed}
     against = next((method for method in (baseline, "FedHist", *final) if method in final), "")
-    tests = {m: paired(final[against], final[m]) for m in final if m != against}
+    tests = {m: _test(own, final[against], final[m]) for m in final if m != against}
     known = {m: test for m, test in tests.items() if test is not None}
     corrected = dict(zip(known, holm([test.p for test in known.values()]), strict=True))
     table = rows(Comparison([run.history for run in group.runs]), group.target)
+    gap = f"{against} minus it" if own.higher else f"it minus {against}"
     diverged = any(row.diverged for row in table)
-    lines: list[dict[str, str]] = []
+    lines: list[list[tuple[str, str]]] = []
     for row in table:
+        line = [
+            ("method", row.method),
+            ("seeds", str(row.seeds)),
+            ("diverged", str(row.diverged) if diverged else ""),
+            (own.column("final"), own.text(row.final, row.final_spread)),
+            (INTERVAL, _interval(own, list(final.get(row.method, {}).values()))),
+            (own.column("best"), own.text(row.best, row.best_spread)),
+            (WORST_CLIENTS, "" if row.worst is None else own.text(row.worst, row.worst_spread)),
+            *(
+                (f"final {each.name}{' (%)' if each.share else ''}", each.text(*value))
+                for each, value in row.others.items()
+            ),
+            *([] if group.target is None else [(f"rounds to {own.mark(group.target)}", rounds_to(row))]),
+            ("mean staleness", text("{:.1f}", row.mean_staleness)),
+            ("ε", "" if row.epsilon is None else epsilon(row)),
+        ]
         test = known.get(row.method)
-        line = {
-            "method": row.method,
-            "seeds": str(row.seeds),
-            "diverged": str(row.diverged) if diverged else "",
-            "final (%)": percent(row.final, row.final_spread),
-            "95 % interval": _interval(list(final.get(row.method, {}).values())),
-            "best (%)": percent(row.best, row.best_spread),
-            f"rounds to {100 * group.target:g} %": rounds_to(row),
-            "mean staleness": text("{:.1f}", row.mean_staleness),
-            "ε": "" if row.epsilon is None else epsilon(row),
-        }
-        if test is not None:
-            line |= {f"{against} minus it": f"{test.mean:+.1f} ± {test.half:.1f}", "p": _p(test.p)}
-            line |= {"p, corrected": _p(corrected[row.method])} if len(known) > 1 else {}
-            line |= {"p, Wilcoxon": _p(test.wilcoxon)} if test.wilcoxon is not None else {}
+        wilcoxon = None if test is None else test.wilcoxon
+        line += [
+            (gap, "" if test is None else own.gap(test.mean, test.half)),
+            ("p", "" if test is None else _p(test.p)),
+            ("p, corrected", "" if test is None or len(known) < 2 else _p(corrected[row.method])),
+            ("p, Wilcoxon", "" if wilcoxon is None else _p(wilcoxon)),
+        ]
         lines.append(line)
-    names = dict.fromkeys(name for line in lines for name in line)
-    header = [name for name in names if any(line.get(name) for line in lines)]
+    columns = [column for column in zip(*lines, strict=True) if any(cell for _, cell in column)]
+    cells = [[cell or UNKNOWN for _, cell in column] for column in columns]
     return {
-        "header": header,
-        "rows": [[line.get(name) or "–" for name in header] for line in lines],
+        "header": [column[0][0] for column in columns],
+        "rows": list(zip(*cells, strict=True)),
         "best": next(iter(_ranking(group))) if final else None,
+        "measure": own,
         "against": against,
+        "gap": gap,
         "pairs": [test.pairs for test in known.values()],
         "missing": [method for method in tests if method not in known],
     }
 
 
-def _interval(values: Sequence[float]) -> str:
+def _test(own: Measure, first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
+    """Test how much better the first is, seed by seed."""
+    return paired(first, second) if own.higher else paired(second, first)
+
+
+def _interval(own: Measure, values: Sequence[float]) -> str:
+    """Return the 95 % interval of the mean; that of a share stays between 0 and 100 %."""
     half, centre = half_width(values), sum(values) / max(len(values), 1)
-    return "" if half is None else f"{max(centre - half, 0):.1f} to {min(centre + half, 100):.1f}"
+    if half is None:
+        return ""
+    low, high = centre - half, centre + half
+    low, high = (max(low, 0), min(high, 1)) if own.share else (low, high)
+    return own.span(low, high)
 
 
 def _p(value: float) -> str:
@@ -180,21 +212,29 @@ def _p(value: float) -> str:
 
 
 def _ranking(group: Group) -> dict[str, str]:
-    """Return the final accuracy of each method, the best first and those that always diverged last."""
-    table = rows(Comparison([run.history for run in group.runs]), group.target)
-    table.sort(key=lambda row: -1 if row.final is None else row.final, reverse=True)
-    return {row.method: DIVERGED if row.final is None else percent(row.final, row.final_spread) for row in table}
+    """Return the final value of each method, the best first and those that always diverged last."""
+    table = {row.method: row for row in rows(Comparison([run.history for run in group.runs]), group.target)}
+    order = group.measure.ranked({method: row.final for method, row in table.items()})
+    return {method: _ended(table[method]) for method in order}
 
 
-def _lead(found: Gathered, rankings: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+def _ended(row: Row) -> str:
+    return DIVERGED if row.diverged == row.seeds else row.measure.text(row.final, row.final_spread)
+
+
+def _lead(found: Gathered, rankings: Sequence[tuple[Group, Mapping[str, str]]]) -> str:
     """Return the whole report in a few sentences."""
     text = f"{counted(len(found.runs), 'run')} of {counted(len(found.methods), 'method')}"
     text += f" under {len(rankings)} different settings, each compared on its own." if len(rankings) > 1 else "."
     if diverged := sum(run.history.diverged for run in found.runs):
         text += f" {diverged:,} of them diverged."
-    for title, ranking in rankings:
-        if ends := [(method, final) for method, final in ranking.items() if final != DIVERGED]:
-            where, several = f"With {title}, " if len(rankings) > 1 else "", len(ends) > 1
-            text += f" {where}{ends[0][0]} ends {'highest, ' if several else ''}at {ends[0][1]} %"
-            return text + (f", before {ends[1][0]} with {ends[1][1]} %." if several else ".")
+    for group, ranking in rankings:
+        if ends := [(method, final) for method, final in ranking.items() if final not in (DIVERGED, UNKNOWN)]:
+            own, several = group.measure, len(ends) > 1
+            where = f"With {group.title}, " if len(rankings) > 1 else ""
+            name = "" if own.name == ACCURACY else f"{own.name} "
+            text += (
+                f" {where}{ends[0][0]} ends {f'{own.best_word}, ' if several else ''}at {name}{ends[0][1]}{own.unit}"
+            )
+            return text + (f", before {ends[1][0]} with {ends[1][1]}{own.unit}." if several else ".")
     return text

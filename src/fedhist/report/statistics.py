@@ -33,14 +33,18 @@ class Paired:
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     """Test a - b against zero over common seeds; None for fewer than two."""
-    gaps = np.round([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())], 9)  # equal but for rounding: equal
+    seeds = sorted(a.keys() & b.keys())
+    first, second = (np.array([each[seed] for seed in seeds], float) for each in (a, b))
+    # Equal but for rounding is equal, whatever the scale; a power of two changes no digit.
+    unit = 2.0 ** np.ceil(np.log2(max(np.abs([first, second]).max(initial=0), 1e-300)))
+    gaps = unit * np.round((first - second) / unit, 11)
     half = half_width(gaps.tolist())
     if half is None:
         return None
     from scipy import stats  # noqa: PLC0415
 
     # Without spread there is nothing to divide by: no difference at all, or one beyond doubt.
-    p = float(stats.ttest_1samp(gaps, 0).pvalue) if np.ptp(gaps) > 0 else float(gaps[0] == 0)
+    p, half = (float(stats.ttest_1samp(gaps, 0).pvalue), half) if np.ptp(gaps) > 0 else (float(gaps[0] == 0), 0.0)
     wilcoxon = None
     if len(gaps) >= FEWEST_PAIRS:
         wilcoxon = float(stats.wilcoxon(gaps).pvalue) if gaps.any() else 1.0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,14 @@ def test_each_evaluation_is_fresh_once(task: fh.Task) -> None:
     history = fh.simulate("fedavg", task, k=2, rounds=7, eval_every=3, on_round=on_round)
     assert rounds == [3, 6, 7]
     assert list(fresh([history], seen)) == []
+
+
+def test_every_metric_is_a_figure(task: fh.Task) -> None:
+    history = fh.simulate("fedavg", task, k=2, rounds=2)
+    metrics = {"rmse": 0.5, "hard/accuracy": 0.25, "auc": None}
+    known = figures(history, replace(history.evaluations[0], accuracy=None, metrics=metrics))
+    assert (known["rmse"], known["hard/accuracy"]) == (0.5, 0.25)
+    assert "accuracy" not in known and "auc" not in known and "loss" in known
 
 
 def test_figures_leave_out_what_is_not_known(task: fh.Task) -> None:

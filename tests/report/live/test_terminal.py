@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,55 @@ def test_the_screen_fits(width: int, clock: list[float]) -> None:
     assert head.split() == ["method", "accuracy", "%", "staleness", "rejected", "dropped"]
     assert row.split()[-6:] == ["75.0", "±", "7.1", "2.5", "12,345", "1"], "numbers are not cut"
     assert row.startswith("FedHist(") and empty == ""
+
+
+def measured(method: str, metrics: dict[str, bool], values: dict[str, float | None]) -> fh.History:
+    history = made_up(method, accuracies={50: 0.0})
+    known = {name: value for name, value in values.items() if name != "accuracy"}
+    history.evaluations[0] = replace(history.evaluations[0], accuracy=values.get("accuracy"), metrics=known)
+    history.metrics = metrics
+    return history
+
+
+@pytest.mark.parametrize(
+    ("metrics", "values", "line"),
+    [
+        ({"rmse": False}, {"rmse": 0.41234}, "FedAvg rmse 0.412 (staleness 2.5, rejected 0)"),
+        ({"perplexity": False}, {"perplexity": 12.34}, "FedAvg perplexity 12.3 (staleness"),
+        ({"f1": True, "auc": True}, {"f1": 0.7123, "auc": 0.8}, "FedAvg f1 71.2 % (auc 0.800, staleness"),
+        (
+            {"accuracy": True, "top-5": True, "hard/accuracy": True},
+            {"accuracy": 0.7123, "top-5": 0.9, "hard/accuracy": None},
+            "FedAvg 71.2 % (top-5 90.0 %, hard/accuracy –, staleness",
+        ),
+        ({"rmse": False, "mae": False}, {"rmse": None, "mae": 0.5}, "FedAvg rmse – (mae 0.500, staleness"),
+        (
+            dict.fromkeys("abcde", False),
+            dict.fromkeys("abcde", 1.0),
+            "FedAvg a 1.00 (b 1.00, c 1.00, d 1.00, staleness",
+        ),
+    ],
+)
+def test_any_metric_is_shown_by_its_name(metrics: dict[str, bool], values: dict[str, float | None], line: str) -> None:
+    view, file = on_paper(100, 1)
+    view(50, [measured("FedAvg", metrics, values)])
+    assert f"round 50/100: {line}" in file.getvalue()
+
+
+def test_columns_of_other_metrics(clock: list[float]) -> None:
+    view, _ = on_paper(100, 1, 120)
+    view(50, [measured("FedAvg", {"rmse": False, "top-5": True}, {"rmse": 0.5, "top-5": 0.25})])
+    head, row, _ = shown(view)[-3:]
+    assert head.split() == ["method", "rmse", "top-5", "%", "staleness", "rejected"]
+    assert row.split() == ["FedAvg", "0.500", "25.0", "2.5", "0"]
+
+
+def test_a_line_about_runs_that_diverged() -> None:
+    view, file = on_paper(10, 2)
+    runs = [made_up(seed=seed, accuracies={5: 0.5}) for seed in (0, 1)]
+    runs[1].events.append({"event": "diverged", "round": 5})
+    view(5, runs)
+    assert "FedHist 50.0 % (1 of 2 diverged) (staleness" in file.getvalue()
 
 
 def test_before_the_first_evaluation() -> None:

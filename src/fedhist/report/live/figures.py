@@ -18,6 +18,7 @@ def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
     known = {
         "accuracy": evaluation.accuracy,
         "loss": evaluation.loss,
+        **(evaluation.metrics or {}),
         "virtual_time": evaluation.time,
         "staleness/mean": evaluation.mean_staleness,
         "staleness/max": evaluation.max_staleness,

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,8 +14,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedhist.report.live.figures import Seen, count, fresh
-from fedhist.report.table import mean, percent, spread
-from fedhist.store.history import History
+from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
+from fedhist.report.table import mean, over
+from fedhist.store.history import ACCURACY, DIVERGED, History
 
 WINDOW = 30.0  # seconds over which the rate is taken
 
@@ -39,6 +40,31 @@ class Pace:
         """Work per second; 0 as long as it is not known."""
         (first, before), (last, done) = (self._marks[0], self._marks[-1]) if self._marks else ((0, 0), (0, 0))
         return (done - before) / (last - first) if last > first else 0.0
+
+
+class Fact(NamedTuple):
+    """Something known of a method, as text."""
+
+    name: str
+    text: str
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def column(self) -> str:
+        """The head of its column."""
+        return self.name + self.unit
+
+    @property
+    def cell(self) -> str:
+        """What is in its column."""
+        return self.text + self.note
+
+    @property
+    def said(self) -> str:
+        """What a line says."""
+        unit = self.unit if self.text not in (UNKNOWN, DIVERGED) else ""
+        return f"{self.name} {self.text}{unit}{self.note}"
 
 
 class Terminal:
@@ -91,7 +117,7 @@ class Terminal:
         if self._live is None and not self.quiet and list(fresh(histories, self._seen)):
             self.console.print(self._line(), highlight=False, soft_wrap=True)
 
-    def _facts(self) -> dict[str, dict[str, str]]:
+    def _facts(self) -> dict[str, list[Fact]]:
         """Return what is known of each method, as text."""
         runs = list(self._runs.values())  # a copy, since the terminal is drawn by a thread of its own
         methods = dict.fromkeys(history.method for history in runs)
@@ -118,8 +144,9 @@ class Terminal:
     def _line(self) -> str:
         methods = []
         for method, facts in self._facts().items():
-            accuracy, *others = facts.items()
-            methods.append(f"{method} {accuracy[1]} % ({', '.join(f'{name} {text}' for name, text in others)})")
+            reached, *rest = facts
+            own = reached.said.removeprefix(f"{ACCURACY} ")  # everybody knows what is meant
+            methods.append(f"{method} {own} ({', '.join(each.said for each in rest)})")
         where, *speed = self._progress()
         return "; ".join(filter(None, [f"{where}: {', '.join(methods)}", ", ".join(speed), self._left]))
 
@@ -131,32 +158,36 @@ class Terminal:
         bar.add_column(ratio=1)
         bar.add_column(justify="right", no_wrap=True)
         bar.add_row(ProgressBar(total=1.0, completed=self._share), f"{self._share:4.0%} {self._left}")
-        by_method = self._facts()
+        by_method = {method: {each.column: each for each in facts} for method, facts in self._facts().items()}
         names = dict.fromkeys(name for facts in by_method.values() for name in facts)
         columns = (Column(name, justify="right", no_wrap=True) for name in names)
         table = Table("method", *columns, box=None, pad_edge=False, header_style="dim")
         for method, facts in by_method.items():
             # Not the column but its cells are kept from wrapping, so that this is the column that gives way.
             short = Text(method, no_wrap=True, overflow="ellipsis")
-            table.add_row(short, *(facts.get(name, "–") for name in names))
+            table.add_row(short, *(facts[name].cell if name in facts else UNKNOWN for name in names))
         where = Text(", ".join(self._progress()), style="dim", no_wrap=True, overflow="ellipsis")
         return Group(*parts, bar, where, table, "")  # terminals write ^C where the cursor is: on a line of its own
 
 
-def _facts(histories: Sequence[History]) -> dict[str, str]:
-    """Return what is known of one method: accuracy over its seeds, staleness lately, and uploads that did not count."""
-    latest = [history.evaluations[-1] for history in histories if history.evaluations and not history.diverged]
-    accuracies = [evaluation.accuracy for evaluation in latest]
-    staleness = mean([evaluation.mean_staleness for evaluation in latest])
-    accuracy, diverged = percent(mean(accuracies), spread(accuracies)), sum(h.diverged for h in histories)
+def _facts(histories: Sequence[History]) -> list[Fact]:
+    """Return what is known of one method: metrics over its seeds, staleness lately, and uploads that did not count."""
+    live = [history for history in histories if history.evaluations and not history.diverged]
+    own, diverged = primary(histories[0]), sum(history.diverged for history in histories)
+    facts = [Fact(own.name, own.text(*_over(live, own)), own.unit)]
     if diverged:
-        accuracy = f"{accuracy} ({diverged} of {len(histories)} diverged)" if latest else "diverged"
+        note = f" ({diverged} of {len(histories)} diverged)"
+        facts = [facts[0]._replace(note=note) if live else Fact(own.name, DIVERGED, own.unit)]
+    facts += [Fact(each.name, each.text(*_over(live, each)), each.unit) for each in others(histories[0])]
+    latest = [history.evaluations[-1] for history in live]
+    staleness = mean([evaluation.mean_staleness for evaluation in latest])
+    facts.append(Fact("staleness", UNKNOWN if staleness is None else f"{staleness:.1f}"))
     rejected, dropped = (sum(count(history, event) for history in histories) for event in ("rejected", "dropped"))
-    spent = [evaluation.epsilon for evaluation in latest if evaluation.epsilon is not None]
-    return {
-        "accuracy %": accuracy,
-        "staleness": "–" if staleness is None else f"{staleness:.1f}",
-        "rejected": f"{rejected:,}",
-        **({"dropped": f"{dropped:,}"} if dropped else {}),
-        **({"ε": f"{max(spent):.3g}"} if spent else {}),
-    }
+    facts.append(Fact("rejected", f"{rejected:,}"))
+    spent = known(evaluation.epsilon for evaluation in latest)
+    facts += [Fact("dropped", f"{dropped:,}")] if dropped else []
+    return facts + ([Fact("ε", f"{max(spent):.3g}")] if spent else [])
+
+
+def _over(histories: Sequence[History], measure: Measure) -> tuple[float | None, float | None]:
+    return over(last(history, measure) for history in histories)
