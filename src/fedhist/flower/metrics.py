@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fedhist.data.metrics import METRICS
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.store.history import ACCURACY, LARGEST_ACCURACY, LOSS, Evaluation
+from fedhist.store.history import ACCURACY, LARGEST_METRIC, LOSS, Evaluation
 
 LESS_IS_BETTER = frozenset((LOSS, *(name for name, metric in METRICS.items() if not metric.higher)))
 """Words in a metric's name that say so: ``perplexity``, ``val_loss``, ``test-rmse``."""
@@ -21,7 +21,7 @@ def numbers_in(record: Mapping[str, object], known: Iterable[str] | None, exampl
     names = [name for name in record if _fits(name) and name != examples] if known is None else [*known, LOSS]
     values = {name: record[name] for name in names if name in record}
     numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
-    return {name: value if abs(value) <= LARGEST_ACCURACY else math.nan for name, value in numbers.items()}
+    return {name: value if abs(value) <= LARGEST_METRIC else math.nan for name, value in numbers.items()}
 
 
 def directions(names: Iterable[str]) -> dict[str, bool]:
