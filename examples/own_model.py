@@ -21,7 +21,7 @@ def waves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class WaveNet(nn.Module):
-    """Any nn.Module that returns one logit per class; only BatchNorm is refused."""
+    """Any nn.Module that returns one logit per class."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -140,7 +140,7 @@ def faults() -> str:
 
 
 FIRST = {
-    "Run": ["simulate", "compare", "simulate_many", "Trial", "LocalSGD"],
+    "Run": ["simulate", "compare", "simulate_many", "Trial", "Local"],
     "Strategies": ["Strategy", "Arrivals"],
     "Results": ["History", "Evaluation", "Comparison"],
 }
@@ -150,6 +150,7 @@ TITLES = {
     "strategies": "Strategies",
     "simulation.methods": "Strategies",
     "clients.objectives": "Objectives",
+    "clients.local": "Run",
     "data": "Data",
     "world.speeds": "Speeds",
     "world.clock": "Schedules",

@@ -27,7 +27,7 @@ def test_arguments_are_passed_on(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     first, second, *rates = result.stdout.splitlines()
     assert first.startswith(f"fedhist {fh.__version__}, torch ")
-    assert second == "cnn on random, updates of 5 steps, K = 2, N = 10"
+    assert second == "cnn on random, updates of 5 steps of sgd, K = 2, N = 10"
     assert "fedhist, 1 × 1 runs, trainer native" in rates[-1]
 
 

@@ -125,9 +125,9 @@ def test_to_group_norm(norm: nn.Module, shape: tuple[int, ...], groups: int) -> 
 def test_a_model_with_batch_norm_can_be_used_after_it() -> None:
     x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))
-    with pytest.raises(fh.InvalidInput, match="depends on statistics of its batches"):
-        fh.Task(model, x, y, [range(6), range(6, 12)], x, y)
-    assert fh.Task(fh.to_group_norm(model), x, y, [range(6), range(6, 12)], x, y).layout.size > 0
+    assert fh.Task(model, x, y, [range(6), range(6, 12)], x, y).layout.statistics
+    task = fh.Task(fh.to_group_norm(model), x, y, [range(6), range(6, 12)], x, y)
+    assert task.layout.size == task.layout.width and not task.layout.statistics
     with pytest.raises(fh.InvalidInput, match="^model must be an nn.Module, got function.$"):
         fh.to_group_norm(lambda: model)  # type: ignore[arg-type]
 

@@ -91,7 +91,7 @@ def test_without_a_compiler_torch_does_the_work(
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(native.Unavailable, match=reason):
         native.kernel()
-    with pytest.raises(fh.InvalidInput, match=f"trainer='native' cannot train FedAvg's clients, use 'auto': {reason}"):
+    with pytest.raises(fh.InvalidInput, match=f"trainer='native' cannot train these clients, use 'auto': {reason}"):
         fh.simulate("fedavg", task, k=2, rounds=2, trainer="native")
     with pytest.warns(UserWarning, match=f"clients are trained by PyTorch, .*: {reason}"):
         auto = fh.simulate("fedavg", task, k=2, rounds=2, trainer="auto")

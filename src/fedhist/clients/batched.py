@@ -292,7 +292,7 @@ def why_not_batched(task: Task, local: Local, objective: Objective, device: torc
     if torch.allclose(plain, with_padding, rtol=1e-3, atol=1e-6 * scale, equal_nan=True):
         return None
     name = type(objective).__name__
-    if isinstance(objective, (TaskLoss, CrossEntropy, Proximal, Contrastive)):
+    if type(objective) in (TaskLoss, CrossEntropy, Proximal, Contrastive):
         return "the model's outputs for an example depend on the others of its batch"
     return f"{name} counts the padding of clients with less data; use batch.mean() or batch.loss()"
 
