@@ -17,6 +17,7 @@ from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_ba
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.world.attacks import ATTACKS
 from tests.clients.test_batched import Own, Recurrent, smooth
+from tests.clients.test_tasks import KINDS, task_of
 from tests.clients.test_trainers import OBJECTIVES, jobs
 from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
 from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
@@ -172,3 +173,40 @@ def test_recurrent_models_on_a_gpu(kind: type[nn.RNNBase]) -> None:
 def test_memory_for_batches_is_measured(task: fh.Task) -> None:
     small, large = (bytes_per_client(task, fh.CrossEntropy(), size, torch.device("cuda")) for size in (8, 512))
     assert large > small >= task.layout.size * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_task_on_a_gpu(tmp_path: Path, kind: str) -> None:
+    """As on the CPU, the same bits again, and resumed to the bit."""
+    task, local = task_of(kind), fh.Local(0.01, 2, 8, optimizer="adamw", clip_norm=1.0, schedule="cosine:warmup=2")
+    trials = [
+        fh.Trial(method, task, k=2, rounds=12, local=local, eval_every=4, seed=seed)
+        for method in ("fedavg", "scaffold")
+        for seed in (0, 1)
+    ]
+    cpu, gpu, again = (fh.simulate_many(trials, device=device) for device in ("cpu", "cuda", "cuda"))
+    for a, b, c in zip(cpu, gpu, again, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=2e-3)
+        assert b.loss == c.loss
+    pytest.importorskip("pydantic", reason="a checkpoint is read with pydantic")
+    with pytest.raises(Stopped):
+        fh.simulate_many(trials, device="cuda", checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(7))
+    for a, b in zip(fh.simulate_many(trials, device="cuda", checkpoint=tmp_path), gpu, strict=True):
+        assert_same(a, b)
+
+
+def test_a_gpu_tells_who_must_take_turns() -> None:
+    task = task_of("tokens")
+    recurrent = fh.Task(Predicts, task.x, task.y, [range(20), range(20, 40)], task.x, task.y)
+    with pytest.warns(UserWarning, match="one after the other, since they cannot be batched: "):
+        gpu = fh.simulate("fedavg", recurrent, k=1, rounds=3, device="cuda")
+    assert gpu.loss == pytest.approx(fh.simulate("fedavg", recurrent, k=1, rounds=3, device="cpu").loss, rel=1e-3)
+
+
+class Predicts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = torch.nn.Embedding(7, 6), torch.nn.LSTM(6, 7, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.embedding(x))[0]
