@@ -1,6 +1,6 @@
 """Two questions about tasks: does SCAFFOLD keep its paper's promise, and is Shakespeare learned?
 
-    python benchmarks/tasks.py scaffold [--dataset cifar10] [--rounds 200] [--seeds 5] [--out FILE]
+    python benchmarks/tasks.py scaffold [--dataset cifar10] [--model mlp] [--clip-norm 1] [--rounds 200] [--out FILE]
     python benchmarks/tasks.py shakespeare [--model char-transformer] [--rounds 1000] [--seeds 3] [--out FILE]
 
 Every method gets the learning rate, of the same grid, that is best on held-back training data; the test set is
@@ -41,7 +41,7 @@ def trials(
             eval_every=max(1, rounds // 10),
             seed=seed,
             speeds=plan["speeds"],
-            local=fh.Local(rate, plan["steps"]),
+            local=fh.Local(rate, plan["steps"], clip_norm=plan["clip_norm"]),
         )
         for method in plan["methods"]
         for rate in rates[method]
@@ -74,11 +74,11 @@ def study(
     histories = list(zip(final, run(final, device), strict=True))
     for method in plan["methods"]:
         own = [history for trial, history in histories if trial.strategy == method]
-        values = {name: [history[name][-1] for history in own] for name in (*own[0].metrics, "loss")}
-        curve = {str(r): [h.accuracy[i] for h in own] for i, r in enumerate(own[0].round)}
-        rows.append(
-            {"method": own[0].method, "lr": best[method], "validation": scores[method], "test": values, "curve": curve}
-        )
+        done = [history for history in own if not history.diverged]
+        values = {name: [history[name][-1] for history in done] for name in (*own[0].metrics, "loss")}
+        curve = {str(r): [h.accuracy[i] for h in done] for i, r in enumerate(done[0].round)}
+        about = {"method": own[0].method, "lr": best[method], "diverged": len(own) - len(done)}
+        rows.append(about | {"validation": scores[method], "test": values, "curve": curve})
     return rows
 
 
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--clip-norm", type=float, help="largest norm of a client's gradient, for all methods")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path)
@@ -103,11 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.dataset, 100, given.beta, seed, model=given.model, validation=validation, data_dir=given.data_dir
         )
 
-    rows = study(PLANS[given.question], task_of, given.seeds, given.rounds, given.rates, given.device)
+    plan = PLANS[given.question] | {"clip_norm": given.clip_norm}
+    rows = study(plan, task_of, given.seeds, given.rounds, given.rates, given.device)
     for row in rows:
         for name, values in row["test"].items():
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            print(f"{row['method']:10s} lr={row['lr']:<5g} {name:10s} {statistics.fmean(values):.4f} ± {spread:.4f}")
+            print(
+                f"{row['method']:10s} diverged={row['diverged']} lr={row['lr']:<5g} {name:10s} {statistics.fmean(values):.4f} ± {spread:.4f}"
+            )
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n")
 

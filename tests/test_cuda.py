@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
+from fedhist.clients.parcel import parcel_of
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.world.attacks import ATTACKS
 from tests.clients.test_batched import Own, Recurrent, smooth
@@ -140,14 +141,15 @@ def test_a_client_with_broken_data_on_a_gpu(task: fh.Task) -> None:
 def test_trainers_on_a_gpu_agree_with_the_cpu(task: fh.Task, image_task: fh.Task, objective: str) -> None:
     for each in (task, image_task):
         work = jobs(each, fh.LocalSGD(lr=0.1, steps=3, batch_size=5, momentum=0.5), OBJECTIVES[objective])
-        expected = torch.empty(len(work), each.layout.size)
+        width = parcel_of(each.layout, OBJECTIVES[objective]).row_width
+        expected = torch.empty(len(work), width)
         ReferenceTrainer(torch.device("cpu")).start(work, list(expected))
         on_gpu = [
             replace(job, received=job.received.cuda(), previous=None if job.previous is None else job.previous.cuda())
             for job in work
         ]
         for trainer in (ReferenceTrainer(torch.device("cuda")), BatchedTrainer(torch.device("cuda"))):
-            out = torch.empty(len(work), each.layout.size, device="cuda")
+            out = torch.empty(len(work), width, device="cuda")
             assert not trainer.start(on_gpu, list(out))
             torch.testing.assert_close(out.cpu(), expected, rtol=1e-3, atol=1e-5)
 
