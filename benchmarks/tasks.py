@@ -41,7 +41,7 @@ def trials(
             eval_every=max(1, rounds // 10),
             seed=seed,
             speeds=plan["speeds"],
-            local=fh.Local(rate, plan["steps"], clip_norm=plan["clip_norm"]),
+            local=fh.Local(rate, plan["steps"], optimizer=plan["optimizer"], clip_norm=plan["clip_norm"]),
         )
         for method in plan["methods"]
         for rate in rates[method]
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--optimizer", default="sgd", help="of the clients")
     parser.add_argument("--clip-norm", type=float, help="largest norm of a client's gradient, for all methods")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir")
@@ -104,14 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.dataset, 100, given.beta, seed, model=given.model, validation=validation, data_dir=given.data_dir
         )
 
-    plan = PLANS[given.question] | {"clip_norm": given.clip_norm}
+    plan = PLANS[given.question] | {"clip_norm": given.clip_norm, "optimizer": given.optimizer}
     rows = study(plan, task_of, given.seeds, given.rounds, given.rates, given.device)
     for row in rows:
         for name, values in row["test"].items():
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            print(
-                f"{row['method']:10s} diverged={row['diverged']} lr={row['lr']:<5g} {name:10s} {statistics.fmean(values):.4f} ± {spread:.4f}"
-            )
+            about = f"{row['method']:10s} lr={row['lr']:<5g} {row['diverged']} diverged"
+            print(f"{about} {name:10s} {statistics.fmean(values):.4f} ± {spread:.4f}")
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n")
 
