@@ -24,6 +24,17 @@ COMMANDS = {
     "compare": ["compare", "--strategy", "refl", "--strategy", "fedhist", "--seeds", "2", "--rounds", "40"],
     "batched": ["run", "--rounds", "25", "--trainer", "batched"],
     "recorded": ["run", "--rounds", "40", "--record"],
+    "any client": [
+        "run",
+        "--strategy",
+        "scaffold",
+        "--rounds",
+        "40",
+        "--optimizer",
+        "adamw",
+        "--lr-schedule",
+        "cosine",
+    ],
     "few at work": ["run", "--rounds", "50", "--concurrency", "5"],
 }
 

@@ -108,7 +108,8 @@ def slow_clients(settings: Settings) -> range:
 def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:
     """Load the data set and divide it among the clients."""
     name, clients = settings["dataset"], settings["clients"]
-    common = {"model": settings["model"], "data_dir": settings["data_dir"], "progress": progress}
+    same = "model", "client_test", "data_dir"
+    common = {**{option: settings[option] for option in same}, "progress": progress}
     if name in NATURAL:
         return load_task(name, clients, seed=seed, **common)
     beta, shards = settings["beta"], settings["shards_per_client"]

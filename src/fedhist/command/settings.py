@@ -38,6 +38,9 @@ class Experiment:
     beta: float = option(0.3, "Dirichlet parameter; the smaller, the more skewed.", "Data")
     shards_per_client: int = option(2, "Shards each client gets with split = shards.", "Data")
     rare_class: int | None = option(None, "A class that only the slow clients hold.", "Data")
+    client_test: float | None = option(
+        None, "Share of each client's examples to test on: metrics client by client.", "Data"
+    )
     slow_fraction: float = option(0.0, "Share of the clients that are slow.", "Speeds")
     slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "Speeds")
     clip: float | None = option(None, "Longest upload; with noise_multiplier, differential privacy.", "Privacy")

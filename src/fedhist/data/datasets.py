@@ -284,6 +284,7 @@ def load_task(
     split: Callable[[Tensor], Sequence[NDArray[np.int64]]] | None = None,
     rare_class: int | None = None,
     rare_clients: Sequence[int] = (),
+    client_test: float | None = None,
     validation: bool = False,
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
@@ -309,6 +310,9 @@ def load_task(
         A function from the training labels to the clients' index lists, instead of `beta`.
     rare_class, rare_clients
         A class that only these clients hold.
+    client_test
+        A share of each client's examples to test the model on that client's own data; "shakespeare" and "watch" have
+        such a part.
     validation
         Hold back a tenth of the training data, always the same, and test on that, to choose settings without
         using the test set. Of data that come divided, the last fifth of each client's training part is held back.
@@ -319,14 +323,16 @@ def load_task(
     """
     clients = usual_clients(name) if clients is None else whole("clients", clients, 1)
     parts: Sequence[NDArray[np.int64]]
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"client_test": client_test}
     if name in NATURAL:
-        given = None if isinstance(beta, Default) else {"beta": "None" if beta is None else beta}
-        require_undivided(name, NATURAL[name].client, **(given or {}), split=split, rare_class=rare_class)
+        given: dict[str, object] = {"split": split, "rare_class": rare_class, "client_test": client_test}
+        if not isinstance(beta, Default):
+            given["beta"] = "None" if beta is None else beta
+        require_undivided(name, NATURAL[name].client, **given)
         held = NATURAL[name].load(data_folders(data_dir), clients, validation, progress)
         x, y, x_test, y_test, parts = held.x, held.y, held.x_test, held.y_test, held.clients
         default, classes = NATURAL[name].model, held.classes
-        more = {"client_test": held.client_test, "metrics": NATURAL[name].metrics}
+        more |= {"client_test": held.client_test, "metrics": NATURAL[name].metrics}
     else:
         x, y, x_test, y_test = load_dataset(name, data_dir, progress, validation=validation)
         parts = _divided(name, y, clients, beta, seed, split, rare_class, rare_clients)
@@ -340,6 +346,7 @@ def load_task(
         **task.about,
         **({} if named is None else {"model": named}),
         **({"validation": True} if validation else {}),
+        **({} if client_test is None else {"client_test": client_test}),
     }
     return task
 
