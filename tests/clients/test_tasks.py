@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedhist.clients.objectives import Objective, TaskLoss
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.clients.threaded import ThreadedTrainer
+from fedhist.data.examples import Items
 
 CPU = torch.device("cpu")
 TRAINERS: dict[str, Callable[[], Any]] = {
@@ -189,3 +191,15 @@ def test_runs_agree_and_repeat(kind: str) -> None:
             assert torch.equal(value, runs[-1].model[name])
     for trainer, found in losses.items():
         assert found == pytest.approx(losses["reference"], rel=1e-3), trainer
+
+
+def test_fetching_and_building_do_not_draw_from_each_other() -> None:
+    """Workers fetch examples while the main thread builds models, from one generator."""
+    task = fh.Task(convolved, Augmented(), None, CLIENTS, normal(4, 1, 8, 8), torch.arange(4) % 3)
+    assert isinstance(task.x, Items)
+    expected, model = task.x.fetch(range(8), 7)[0], task.layout.flatten(task.build(1))
+    with ThreadPoolExecutor(1) as pool:
+        built = [pool.submit(task.build, 1) for _ in range(100)]
+        while not built[-1].done():
+            assert torch.equal(task.x.fetch(range(8), 7)[0], expected)  # type: ignore[arg-type]
+    assert all(torch.equal(task.layout.flatten(each.result()), model) for each in built)

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from fedhist.data.columns import Columns, length, mapped, tensors_of
 from fedhist.errors import InvalidInput, brief, reason, require
 
-_DRAWING = threading.Lock()
-"""Held while examples are fetched: transforms draw from generators that all threads share."""
+DRAWING = threading.RLock()
+"""Held while examples are fetched and models built, which draw from generators that all threads share."""
 
 
 def is_dataset(given: object) -> bool:
@@ -52,7 +52,7 @@ class Items:
 
     def fetch(self, index: Sequence[int] | NDArray[np.int64], seed: int) -> tuple[Columns, Tensor]:
         """Return some examples; whatever their transforms draw follows from the seed."""
-        with _DRAWING, torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             before = random.getstate(), np.random.get_state()
             try:
                 torch.manual_seed(seed)

@@ -20,7 +20,7 @@ from fedhist.data.columns import (
     rows,
     tensors_of,
 )
-from fedhist.data.examples import Items, TestSet, all_of, is_dataset
+from fedhist.data.examples import DRAWING, Items, TestSet, all_of, is_dataset
 from fedhist.data.holdings import Clients, held_out, joined
 from fedhist.data.layout import Layout
 from fedhist.data.losses import LOSSES, Loss, as_loss, check_loss, name_of
@@ -257,7 +257,7 @@ class Task:
         """Return a fresh model with the weights that a run with this seed starts from."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
-        with torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(Stream(seed, "init").integer())
             try:
                 module = self.model()
