@@ -134,7 +134,7 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
             flat = torch.where(working, optimizer.step(flat, g, side.lr), flat)
             rest = torch.where(working, moved, rest)
     rows = side.version.new_empty((len(flat), parcel.row_width))
-    steps = (side.weight.sum(dim=2) > 0).sum(dim=1)[:, None]
+    steps = (side.weight.sum(dim=2) > 0).sum(dim=1)[:, None].to(flat.dtype)
     received, known = side.version[:, :size], side.has_previous[:, None]
     work = Trained(received, flat, side.previous, known, mail, steps, side.lr)
     parcel.write(rows, work, side.version, torch.cat([flat, rest], dim=1) if layout.statistics else flat)
@@ -246,7 +246,12 @@ class BatchedTrainer(Trainer):
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:
     """Return what clients must have in common to train side by side: all of their work but the learning rate."""
-    return replace(local, lr=1.0, schedule="constant"), identity(objective)
+    return _without_rate(local), identity(objective)
+
+
+@cache
+def _without_rate(local: Local) -> Local:
+    return replace(local, lr=1.0, schedule="constant")
 
 
 def from_table(data: tuple[Columns, Tensor], index: Tensor) -> Callable[[int], tuple[Columns, Tensor]]:

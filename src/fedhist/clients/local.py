@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PANEL = "Local work"
 MOST_STEPS = 1_000_000
 """The most steps or epochs: a larger number is taken for a mistake, since the run would never end."""
+LEAST_RATE = 1e-30
+"""A schedule may go down to this: methods divide by the rate."""
 KNOWN = ("sgd", "adam", "adamw")
 """Optimizers that all trainers have; any other is PyTorch's own, by the name of its class."""
 
@@ -58,13 +60,7 @@ class Local:
     loop: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        rates = self.lr if isinstance(self.lr, Sequence) and not isinstance(self.lr, str) else None
-        if rates is not None or hasattr(self.lr, "tolist"):
-            given: Any = self.lr
-            object.__setattr__(self, "lr", tuple(rate("lr", each) for each in given))
-            require(len(self.lr) > 0, "lr must name a rate for each client.")  # type: ignore[arg-type]
-        else:
-            rate("lr", self.lr)
+        self._check_rates()
         whole("batch_size", self.batch_size, 1)
         for name in ("steps", "epochs"):
             if (value := getattr(self, name)) is not None or name == "steps":
@@ -90,6 +86,19 @@ class Local:
             _check_moments(name, options)
         self.factors  # noqa: B018 (raises if the schedule is not one)
         require(self.loop is None or callable(self.loop), f"loop must be a function, got {brief(self.loop)}.")
+        for each in fields(self) if self.loop is not None else ():
+            own = each.name in ("momentum", "weight_decay", "optimizer", "nesterov", "clip_norm", "schedule")
+            fits = not own or getattr(self, each.name) == each.default
+            require(fits, f"a loop trains in its own way; leave {each.name} out.")
+
+    def _check_rates(self) -> None:
+        given: Any = self.lr
+        if (isinstance(given, Sequence) and not isinstance(given, str)) or getattr(given, "ndim", 0) == 1:
+            given = given.tolist() if hasattr(given, "tolist") else given
+            object.__setattr__(self, "lr", tuple(rate("lr", each) for each in given))
+            require(len(given) > 0, "lr must name a rate for each client.")
+        else:
+            rate("lr", given)
 
     @staticmethod
     def _check_own(name: str) -> None:
@@ -115,7 +124,7 @@ class Local:
     def rate(self, client: int, version: int, rounds: int) -> float:
         """Return the learning rate of a client that was sent a version, in a run of so many rounds."""
         own = self.lr[client] if isinstance(self.lr, tuple) else self.lr
-        return float(own) * self.factors(version, rounds)  # type: ignore[arg-type]
+        return max(float(own) * self.factors(version, rounds), LEAST_RATE)  # type: ignore[arg-type]
 
     @property
     def one_rate(self) -> bool:
@@ -130,7 +139,7 @@ class Local:
         """Return the first of some clients, given by how many examples they hold, that has a minibatch of one."""
         for i, size in enumerate(sizes):
             per_pass = -(-size // self.batch_size)
-            if size % self.batch_size == (1 if self.batch_size > 1 else 0) and self.steps_for(size) >= per_pass:
+            if self.batch_size == 1 or (size % self.batch_size == 1 and self.steps_for(size) >= per_pass):
                 return i
         return None
 

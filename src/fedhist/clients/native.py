@@ -128,8 +128,11 @@ class NativeWorker:
         """Write a job's upload."""
         size, received = job.task.layout.size, job.received[: job.task.layout.size].contiguous()
         upload = out[:size]
+        shift = shift_of(job.objective, job.anchor) if hasattr(job.objective, "shift") else None
+        if shift is not None:
+            shift = shift.to(received.dtype).contiguous()
         work = (_descent(job, self.model), self.model.x, self.model.y, job.batches(), received)
-        self.descend(*work, upload, shift_of(job.objective, job.anchor))
+        self.descend(*work, upload, shift)
         if len(out) > size:
             write_row(job, received - upload, out)
 
@@ -194,7 +197,7 @@ def supports(task: Task, local: Local, objective: Objective) -> bool:
     if local.loop is not None or local.parsed[0] not in KNOWN or isinstance(task.x, Items):
         return False
     plain = type(objective) is CrossEntropy and task.loss is LOSSES["cross-entropy"]
-    return plain or type(objective) in (TaskLoss, Proximal) or bool(getattr(objective, "is_task_loss", False))
+    return plain or type(objective) in (TaskLoss, Proximal) or bool(vars(type(objective)).get("is_task_loss", False))
 
 
 def why_not_native(task: Task, seed: int, local: Local, objective: Objective) -> str | None:

@@ -25,6 +25,10 @@ class ModuleNet:
         # The module's own parameters need no functional_call, which takes as long as a small layer.
         if params is self.own:
             return applied(self.module, x)  # type: ignore[no-any-return]
+        missing = [name for name in self.layout.statistics if name not in params]
+        if missing:  # another model's pass must not change this one's statistics
+            own = dict(self.module.named_buffers())
+            params = params | {name: own[name].clone() for name in missing}
         return functional_call(self.module, params, *arguments(x))  # type: ignore[no-any-return]
 
     def features(self, params: Parameters, x: Columns) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from fedhist.clients.net import ModuleNet
 from fedhist.data.columns import Columns
 from fedhist.data.layout import Layout, Parameters
 from fedhist.data.losses import Loss, cross_entropy
-from fedhist.errors import InvalidInput, number, positive
+from fedhist.errors import InvalidInput, number, positive, require
 
 
 class Anchor:
@@ -121,8 +121,13 @@ def uses_mail(objective: Objective) -> bool:
 
 def shift_of(objective: Objective, anchor: Anchor) -> Tensor | None:
     """Return the vector ``(P,)`` that is added to every gradient, where an objective has one."""
-    shift = getattr(objective, "shift", None)
-    return None if shift is None else shift(anchor.flat_mail, anchor.flat_previous, anchor.has_previous)
+    if (make := getattr(objective, "shift", None)) is None:
+        return None
+    shift = make(anchor.flat_mail, anchor.flat_previous, anchor.has_previous)
+    fits = isinstance(shift, Tensor) and shift.shape == anchor.flat_previous.shape
+    got, wanted = getattr(shift, "shape", type(shift).__name__), tuple(anchor.flat_previous.shape)
+    require(fits, f"shift() of {type(objective).__name__} must return a tensor of shape {wanted}, got {got}.")
+    return shift  # type: ignore[no-any-return]
 
 
 def outcome(objective: Objective, work: Trained) -> tuple[Tensor, Tensor | None]:
@@ -130,8 +135,12 @@ def outcome(objective: Objective, work: Trained) -> tuple[Tensor, Tensor | None]
     finish = getattr(objective, "trained", None)
     if finish is None:
         return work.local, None
-    kept, mail = finish(work)
-    return kept, mail
+    made = finish(work)
+    fits = isinstance(made, tuple) and len(made) == 2
+    fits = fits and all(each is None or getattr(each, "shape", None) == work.local.shape for each in made)
+    form = f"what is kept and what is sent along, each of shape {tuple(work.local.shape)}"
+    require(fits, f"trained() of {type(objective).__name__} must return {form}.")
+    return made  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 They compute what ``torch.optim`` does, which the reference trainer uses.
 """
 
+import inspect
 import math
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from fedhist.clients.local import KNOWN, Local
-from fedhist.errors import InvalidInput, reason
+from fedhist.errors import InvalidInput, reason, require
 
 Rate = float | Tensor
 """A learning rate, or one for each client: ``(M, 1)``."""
@@ -110,8 +111,11 @@ def torch_optimizer(local: Local, parameters: Any, lr: float) -> optim.Optimizer
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if name == "sgd":
         options |= {"momentum": local.momentum, "nesterov": local.nesterov}
-    if local.weight_decay or name in KNOWN:
+    if "weight_decay" in inspect.signature(kinds[name]).parameters:  # whose own default need not be 0
+        require("weight_decay" not in options, "weight_decay is an option of Local, not of its optimizer.")
         options["weight_decay"] = local.weight_decay
+    else:
+        require(local.weight_decay == 0, f"optimizer={name!r} has no weight decay.")
     try:
         made: optim.Optimizer = kinds[name](parameters, lr=lr, **options)
     except (TypeError, ValueError) as error:

@@ -38,6 +38,11 @@ class Parcel:
             if mail is not None and self.mail.stop > self.mail.start:
                 out[..., self.mail] = mail
 
+    def flaw(self, rows: Tensor) -> Tensor | float:
+        """Return 0 for uploads whose statistics and mail are finite, and NaN for others."""
+        rest = rows[..., self.layout.size : self.kept.start]
+        return (rest * 0).sum(dim=-1) if rest.shape[-1] else 0.0
+
     def mail_of(self, version: Tensor) -> Tensor | None:
         """Return what was sent along with a version."""
         return version[..., self.mail] if self.mail.stop > self.mail.start else None

@@ -18,6 +18,7 @@ from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, rows
+from fedhist.data.examples import seeded
 from fedhist.data.layout import Layout
 from fedhist.data.task import Task
 from fedhist.errors import require
@@ -37,9 +38,8 @@ class ReferenceTrainer(Trainer):
         cuda = [self.device] if self.device.type == "cuda" else []
         for job, row in zip(jobs, rows, strict=True):
             drawing = job.task.is_random or job.local.loop is not None
-            with torch.random.fork_rng(devices=cuda, enabled=drawing), torch.enable_grad():
-                if drawing:  # also for what draws random numbers in a way that keys do not reach
-                    torch.manual_seed(job.key)
+            # Also what draws random numbers in a way that keys do not reach follows from the key.
+            with seeded(job.key, cuda) if drawing else contextlib.nullcontext(), torch.enable_grad():
                 local = self._trained(job) if job.local.loop is None else self._looped(job)
             write_row(job, local, row)
         return []
@@ -73,7 +73,7 @@ class ReferenceTrainer(Trainer):
         module = copy.deepcopy(self._nets.of(job.task, job.seed).module)
         layout.load(module, job.received[: layout.width])
         module.train()
-        received = {n: t.clone() for n, t in layout.unflatten(job.received[: layout.width]).items()}
+        received = {name: value.detach().clone() for name, value in module.state_dict().items()}
         assert job.local.loop is not None
         job.local.loop(module, Minibatches(job, self.device), received=received, client=job.client)
         return _taken(module, layout, job)

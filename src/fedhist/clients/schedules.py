@@ -69,7 +69,7 @@ class Linear(_Warmed):
 
 @dataclass(frozen=True)
 class Step(_Warmed):
-    """Times `factor` after every so many rounds."""
+    """Times `by` after every so many rounds."""
 
     every: int = 100
     by: float = 0.1

@@ -75,14 +75,17 @@ def measured(task: Task, outputs: Tensor, y: Tensor, owner: Tensor | None = None
         terms = torch.func.vmap(lambda each: _terms(task, each, y))(outputs)
     if owner is None:
         sums = {name: each.sum(dim=1, keepdim=True).cpu() for name, each in terms.items()}
-    else:  # a product, since adding up by index is in no fixed order on a GPU
-        member = (owner == torch.arange(groups, device=owner.device)[:, None]).double()
-        sums = {name: (member @ each).cpu() for name, each in terms.items()}
+    else:  # on the CPU, since adding up by index is in no fixed order on a GPU
+        whose = owner.cpu()
+        sums = {
+            name: each.new_zeros((len(each), groups, each.shape[2]), device="cpu").index_add_(1, whose, each.cpu())
+            for name, each in terms.items()
+        }
     classes = None
     if task.num_classes:
-        right = (outputs.argmax(dim=-1) == y).double()
-        label = (y == torch.arange(task.num_classes, device=y.device)[:, None]).double()
-        classes = torch.stack([label.sum(dim=1).expand(len(outputs), -1), right @ label.T], dim=1).cpu()
+        right = (outputs.argmax(dim=-1) == y).double()  # counts are exact, in whatever order they are added up
+        counted = torch.stack([torch.ones_like(right), right], dim=1)
+        classes = counted.new_zeros((len(outputs), 2, task.num_classes)).index_add_(2, y, counted).cpu()
     whole = any(metric.rows is None for metric in task.metrics)
     return [
         Score(

@@ -88,9 +88,9 @@ class _TorchWorker:
         anchor = job.anchor
         shift = shift_of(job.objective, anchor)
         parameters, flat, lr = tuple(net.own.values()), self.flat[:size], job.lr
-        optimizer = optimizer_of(local)
+        optimizer, key = optimizer_of(local), job.key if job.task.is_random else 0
         for step, batch in enumerate(self._batches(job)):
-            with Keyed(job.key, step) if job.task.is_random else contextlib.nullcontext():
+            with Keyed(key, step) if job.task.is_random else contextlib.nullcontext():
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
             slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
             gradient = torch.cat([slope.reshape(-1) for slope in slopes])

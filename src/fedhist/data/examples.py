@@ -1,16 +1,17 @@
 """Examples that are not in memory as tensors, and those that models are tested on."""
 
+import contextlib
 import random
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from fedhist.data.columns import Columns, length, mapped, tensors_of
 from fedhist.errors import InvalidInput, brief, reason, require
@@ -23,6 +24,8 @@ def is_dataset(given: object) -> bool:
     """Whether something is a map-style data set, of torchvision's kind or of Hugging Face's."""
     if isinstance(given, Dataset):
         return True
+    if isinstance(given, DataLoader):
+        return True  # and refused with a sentence
     plain = (Tensor, np.ndarray, list, tuple, dict, str)
     return (
         hasattr(given, "__getitem__")
@@ -30,6 +33,24 @@ def is_dataset(given: object) -> bool:
         and not isinstance(given, plain)
         and (not hasattr(given, "to_numpy"))
     )
+
+
+@contextlib.contextmanager
+def seeded(seed: int, cuda: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Let all that is drawn from PyTorch's, NumPy's and Python's generators follow from a seed, and put them back."""
+    with DRAWING, torch.random.fork_rng(devices=list(cuda)):
+        before = random.getstate(), np.random.get_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            for device in cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 class Items:
@@ -44,6 +65,11 @@ class Items:
     """
 
     def __init__(self, datasets: Sequence[Any], target: str | None) -> None:
+        for each in datasets:
+            fits = hasattr(each, "__len__") and hasattr(each, "__getitem__") and not hasattr(each, "batch_sampler")
+            require(
+                fits, f"a data set must be map-style, with a length and examples by number, got {type(each).__name__}."
+            )
         self.datasets, self.target = datasets, target
         self.starts = np.cumsum([0, *(len(each) for each in datasets)])
 
@@ -52,16 +78,8 @@ class Items:
 
     def fetch(self, index: Sequence[int] | NDArray[np.int64], seed: int) -> tuple[Columns, Tensor]:
         """Return some examples; whatever their transforms draw follows from the seed."""
-        with DRAWING, torch.random.fork_rng(devices=[]):
-            before = random.getstate(), np.random.get_state()
-            try:
-                torch.manual_seed(seed)
-                random.seed(seed)
-                np.random.seed(seed % (1 << 32))
-                examples = [self._example(int(i)) for i in index]
-            finally:
-                random.setstate(before[0])
-                np.random.set_state(before[1])
+        with seeded(seed):
+            examples = [self._example(int(i)) for i in index]
         try:
             x, y = default_collate(examples)
         except (TypeError, RuntimeError, ValueError) as error:
@@ -71,6 +89,9 @@ class Items:
             ) from error
         if isinstance(x, list):
             x = tuple(x)
+        parts = list(x.values()) if isinstance(x, dict) else list(x) if isinstance(x, tuple) else [x]
+        odd = next((type(each).__name__ for each in (*parts, y) if not isinstance(each, Tensor)), None)
+        require(odd is None, f"the examples hold a {odd} that is no tensor; give the data set a transform, or drop it.")
         if isinstance(x, dict) and len(x) == 1:
             (x,) = x.values()
         return mapped(x, _single), _single(y)
@@ -100,6 +121,8 @@ class Items:
         """Return the targets of all examples where they can be had without fetching these."""
         found = []
         for each in self.datasets:
+            if getattr(each, "target_transform", None):
+                return None  # what it holds is not what it gives
             try:
                 # Torchvision has an attribute, and Hugging Face a column.
                 labels = torch.as_tensor(each.targets if self.target is None else each[self.target])
@@ -130,6 +153,11 @@ class TestSet:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """The identity of the tensors, which tasks of several seeds may share."""
+        return *map(id, tensors_of(self.x)), id(self.y), id(self.owner)
 
     def bytes_for(self, device: torch.device) -> int:
         """Return the memory that copying the examples to a device will take."""

@@ -67,7 +67,9 @@ class Layout:
                 own[name].data = view
             else:
                 path, _, last = name.rpartition(".")
-                module.get_submodule(path)._buffers[last] = view
+                # Not the view itself: all views of a vector count their changes together, and autograd would find that
+                # one layer's statistics have changed what another has saved.
+                module.get_submodule(path)._buffers[last] = view.data
 
     def upload(self, received: Tensor, local: Tensor, out: Tensor) -> None:
         """Write what a client sends: how far its parameters moved, its statistics, and by how much counts grew."""

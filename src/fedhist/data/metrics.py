@@ -11,11 +11,14 @@ from torch import Tensor
 
 from fedhist.data.losses import IGNORED, cross_entropy
 from fedhist.errors import InvalidInput, brief, reason, require, unknown
+from fedhist.store.history import Evaluation
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 SHARES = ("accuracy", "top-5", "f1")
 """Metrics that are shown in percent."""
 LOSS = "loss"
+TAKEN = {"", LOSS, "path", "file", "allow_pickle", *Evaluation.__dataclass_fields__} - {"accuracy"}
+"""Names that a metric cannot have: they mean something else in a history or its files."""
 
 
 def is_share(name: str) -> bool:
@@ -79,12 +82,18 @@ def _perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([cross_entropy(outputs, targets).double() * count, count], dim=1)
 
 
-def _errors(power: int) -> Rows:
-    def rows(outputs: Tensor, targets: Tensor) -> Tensor:
-        error = (outputs.reshape(targets.shape).double() - targets).abs() ** power
-        return _pair(error, torch.ones_like(error))
+def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    error = (outputs.reshape(targets.shape).double() - targets).abs()
+    return _pair(error, torch.ones_like(error))
 
-    return rows
+
+def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    error = (outputs.reshape(targets.shape).double() - targets).square()
+    return _pair(error, torch.ones_like(error))
+
+
+def _root(sums: list[float]) -> float:
+    return math.sqrt(_ratio(sums))
 
 
 def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -140,9 +149,9 @@ METRICS: Mapping[str, Metric] = {
         Metric("accuracy", True, _accuracy, _ratio),
         Metric("top-5", True, _top5, _ratio),
         Metric("perplexity", False, _perplexity, _exp_ratio),
-        Metric("mae", False, _errors(1), _ratio),
-        Metric("mse", False, _errors(2), _ratio),
-        Metric("rmse", False, _errors(2), lambda sums: math.sqrt(_ratio(sums))),
+        Metric("mae", False, _absolute, _ratio),
+        Metric("mse", False, _squared, _ratio),
+        Metric("rmse", False, _squared, _root),
         Metric("f1", True, _f1, _macro_f1),
         Metric("auc", True, whole=auc),
     )
@@ -158,7 +167,7 @@ def as_metrics(given: Sequence[Any] | Mapping[str, Any]) -> list[Metric]:
     names = [each.name for each in metrics]
     for name in names:
         require(names.count(name) == 1, f"metrics has {name} twice; give them names: metrics={{'name': metric}}.")
-        fits = name not in ("", LOSS, "round", "time", "epsilon") and "/" not in name and len(name) <= 100
+        fits = name not in TAKEN and "/" not in name and len(name) <= 100
         require(fits, f"a metric cannot be called {name!r}; give it a name: metrics={{'name': metric}}.")
     return metrics
 

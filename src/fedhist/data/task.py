@@ -202,6 +202,13 @@ class Task:
             every |= {f"y_test{name and f'[{name!r}]'}": test.y for name, test in self.tests.items()}
             check_labels(type(probe).__name__, outputs, y, every)
             self.num_classes = int(outputs.shape[1]) if y.ndim == 1 else 0
+        if self.loss is LOSSES["bce"]:
+            for label, targets in (
+                ("y", y if self.y is None else self.y),
+                *((f"y_test{n}", t.y) for n, t in self.tests.items()),
+            ):
+                fits = bool(((targets >= 0) & (targets <= 1)).all())
+                require(fits, f"{label} must lie between 0 and 1 for loss='bce'.")
         losses = check_loss(self.loss, self.loss_name, outputs, y)
         for test in self.tests.values():
             tried, _, _ = try_model(probe.eval(), rows(test.x, slice(2)), "x_test")
@@ -229,8 +236,10 @@ class Task:
     def _client_test(self, given: float | Clients) -> TestSet:
         """Return every client's own test examples; a share of its data is taken out of its training."""
         if isinstance(given, (int, float)):
-            fits = 0 < given < 1 and not isinstance(self.x, Items)
-            require(fits, f"client_test must be a share between 0 and 1 of examples in memory, got {given!r}.")
+            require(0 < given < 1, f"client_test must be a share between 0 and 1, got {given!r}.")
+            require(
+                not isinstance(self.x, Items), "client_test as a share needs examples in memory; give lists instead."
+            )
             examples, self.examples, self.offsets, owner = held_out(
                 [self.client(i) for i in range(self.num_clients)], float(given)
             )
@@ -283,7 +292,7 @@ class Task:
         """The identity of data, loss and metrics: tasks of several seeds often differ only in the split."""
         x = (id(self.x),) if isinstance(self.x, Items) else tuple(map(id, tensors_of(self.x)))
         tests = [id(t) for test in self.tests.values() for t in (*tensors_of(test.x), test.y)]
-        metrics = [id(each.whole or each.rows) for each in self.metrics]
+        metrics = [each for metric in self.metrics for each in (hash(metric.name), id(metric.whole or metric.rows))]
         return *x, id(self.y), *tests, id(self.loss), *metrics
 
     @cached_property
@@ -302,7 +311,8 @@ class Task:
         if device.type == "cpu" or isinstance(self.x, Items):
             return 0
         new = [t for t in (*tensors_of(self.x), self.y) if t is not None and (t, device) not in self._copies]
-        return sum(tensor.nbytes for tensor in new) + sum(test.bytes_for(device) for test in self.tests.values())
+        tests = [*self.tests.values(), *([] if self.client_test is None else [self.client_test])]
+        return sum(tensor.nbytes for tensor in new) + sum(test.bytes_for(device) for test in tests)
 
     def on(self, device: torch.device) -> tuple[Columns, Tensor]:
         """Return the training data on a device, copied there once."""

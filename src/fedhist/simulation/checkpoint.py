@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, as_path, brief, flag, number, reason, require
+from fedhist.simulation.functions import code_of
 from fedhist.simulation.numerics import differences
 from fedhist.simulation.plan import Plan
 from fedhist.simulation.run import Run
@@ -312,4 +313,5 @@ def described(trial: Trial) -> dict[str, Any]:
         "task": trial.task.name,
         **{name: value for name, value in trial.described().items() if name not in NOT_DESCRIBED},
         "the first model": checksum(first),
+        "the functions": checksum(np.frombuffer(code_of(trial).encode(), np.uint8)),
     }

@@ -221,7 +221,8 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
         about = recording_of(trial)
         parts["the recording's stage"] = about.nbytes // about.rounds * about.staged_rounds
     if plan.trainer == "batched":
-        parts["training"] = trial.k * per_client
+        moments = {"sgd": int(trial.local.momentum > 0)}.get(trial.local.parsed[0], 2)
+        parts["training"] = trial.k * (per_client + moments * vector)
         largest = int(task.sizes.max())
         steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
         parts["batches"] = 12 * min(BLOCK * trial.k * steps * size, LARGEST_TABLE)

@@ -201,6 +201,10 @@ class Trial(ServerOptions):
                 f"client {alone} has a minibatch of a single example, which batch normalisation cannot use; choose "
                 "another batch_size, or fedhist.to_group_norm(model)."
             )
+        from fedhist.clients.objectives import TaskLoss  # noqa: PLC0415
+
+        fits = self.local.loop is None or type(self.method.objective) is TaskLoss
+        require(fits, f"a training loop of its own leaves out what clients of {self.method.name} do; write it into it.")
         kept = self.record is None or not mail
         require(kept, f"record does not keep what clients of {self.method.name} send along.")
 

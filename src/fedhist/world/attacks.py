@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhist.data.examples import Items
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, number, positive, require
 from fedhist.noise import gaussian, keyed
@@ -201,6 +202,10 @@ class Adversary:
         """Return the task with the labels that attackers train with; the same task where they keep theirs."""
         if type(self.attack).labels is Attack.labels:
             return task
+        fetched = isinstance(task.x, Items)
+        require(
+            not fetched, f"{self.attack} changes labels, and those of {task.name} come from its data set; give tensors."
+        )
         require(task.has_labels, f"{self.attack} changes labels, and the examples of {task.name} have none.")
         assert task.y is not None
         labels = self.attack.labels(task.y, task.num_classes)

@@ -169,7 +169,7 @@ class Group:
         if self.objective.uses_previous:
             self._previous.index_copy_(0, owners, rows[:, self.parcel.kept])
             self._known.index_fill_(0, owners, 1)
-        norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1)
+        norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1) + self.parcel.flaw(rows)
         lengths = torch.linalg.vector_norm(self.models, dim=1)
         tables = (torch.split(each, self.ks) for each in (rows, received[:, : self._size], norms))
         return list(zip(*tables, torch.split(lengths, 1), strict=True))
@@ -213,8 +213,8 @@ class Group:
         scores: list[Score | None] = [None] * len(self.runs)
         chosen = {i: test for i, run in enumerate(self.runs) if (test := choose(run.task)) is not None}
         models = self.models[:, : self.net.layout.width]
-        for test in {id(each): each for each in chosen.values()}.values():
-            own = [i for i, each in chosen.items() if each is test]
+        for test in {each.identity: each for each in chosen.values()}.values():
+            own = [i for i, each in chosen.items() if each.identity == test.identity]
             with fast_kernels(self.device):
                 found = evaluate(self.runs[own[0]].task, self.net, models[own], test, piece)
             for i, score in zip(own, found, strict=True):

@@ -124,7 +124,8 @@ class Line:
         if self.server.screen.waits:
             self.measure()
         arrivals = self._sent(deltas, starts)
-        norms: list[float] = torch.linalg.vector_norm(arrivals.deltas, dim=1).tolist()
+        lengths = torch.linalg.vector_norm(arrivals.deltas, dim=1)
+        norms: list[float] = (lengths + self._parcel.flaw(deltas)).tolist()
         verdict = self.server.judge(norms, [start.client for start in starts])
         if self.server.diverged is not None:
             return None
@@ -192,7 +193,9 @@ class Line:
         for start in starts:
             row = self._uploads.pop(start.number).ready()
             if self._trial.method.objective.uses_previous:
-                self._last_models[start.client] = row[self._parcel.kept].clone()
+                kept = row[self._parcel.kept]
+                if bool(torch.isfinite(kept.sum())):  # a training that failed leaves nothing behind
+                    self._last_models[start.client] = kept.clone()
         self._versions.release([start.version for start in starts])
 
     def _follow_clock(self, verdict: Verdict) -> bool:
@@ -273,6 +276,8 @@ class Line:
         """Return an upload that is accepted; raise if it is not."""
         row = self._uploads[start.number].ready()
         sent = self._parcel.parts(row)[0]
+        if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
+            raise Rejected("it holds NaN or infinity")
         if self.run.adversary is not None and not self._colluding:
             sent = self._sent(row[None], [start]).deltas[0]
         delta, norm = self._arrived(start, sent)
