@@ -77,7 +77,9 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path: Path) -> None:
 
 def test_labels_of_a_data_set_cannot_be_flipped() -> None:
     task = fh.Task(two_norms, Augmented(), None, CLIENTS, normal(4, 1, 8, 8), torch.arange(4) % 3)
-    with pytest.raises(fh.InvalidInput, match="changes labels, and those of custom come from its data set; give tensors"):
+    with pytest.raises(
+        fh.InvalidInput, match="changes labels, and those of custom come from its data set; give tensors"
+    ):
         fh.simulate("fedavg", task, k=1, rounds=1, attack="label-flip:share=0.4")
 
 

@@ -38,29 +38,26 @@ class Constant(_Warmed):
 
 
 @dataclass(frozen=True)
-class Cosine(_Warmed):
-    """Half a period of a cosine, from 1 down to `final`."""
+class _Falling(_Warmed):
+    """A schedule that ends at `final`."""
 
     final: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         number("final", self.final, 0, 1)
+
+
+class Cosine(_Falling):
+    """Half a period of a cosine, from 1 down to `final`."""
 
     def factor(self, after: int, rounds: int) -> float:
         """Return the factor."""
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * after / rounds)) / 2
 
 
-@dataclass(frozen=True)
-class Linear(_Warmed):
+class Linear(_Falling):
     """A straight line from 1 down to `final`."""
-
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("final", self.final, 0, 1)
 
     def factor(self, after: int, rounds: int) -> float:
         """Return the factor."""

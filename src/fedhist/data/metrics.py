@@ -14,16 +14,9 @@ from fedhist.errors import InvalidInput, brief, reason, require, unknown
 from fedhist.store.history import Evaluation
 
 Rows = Callable[[Tensor, Tensor], Tensor]
-SHARES = ("accuracy", "top-5", "f1")
-"""Metrics that are shown in percent."""
 LOSS = "loss"
 TAKEN = {"", LOSS, "path", "file", "allow_pickle", *Evaluation.__dataclass_fields__} - {"accuracy"}
 """Names that a metric cannot have: they mean something else in a history or its files."""
-
-
-def is_share(name: str) -> bool:
-    """Whether a metric is shown in percent; of a named test set it is called "set/metric"."""
-    return name.rpartition("/")[2] in SHARES
 
 
 @dataclass(frozen=True, eq=False)

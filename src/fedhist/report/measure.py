@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedhist.store.history import ACCURACY, History
+from fedhist.store.history import ACCURACY, History, is_share
 
-SHARES = ("accuracy", "top-5", "f1")  # as in `fedhist.data.metrics`, which would load PyTorch for every report
 MOST_OTHERS = 3
 """How many metrics besides the primary one have a column in tables."""
 UNKNOWN = "–"
@@ -23,7 +22,7 @@ class Measure(NamedTuple):
     @property
     def share(self) -> bool:
         """Whether it is shown in percent; of a named test set it is called "set/metric"."""
-        return self.name.rpartition("/")[2] in SHARES
+        return is_share(self.name)
 
     @property
     def scale(self) -> float:

@@ -168,7 +168,7 @@ class Trial(ServerOptions):
 
     def _target(self) -> float | None:
         """Return the value of the primary metric that rounds are counted to."""
-        from fedhist.data.metrics import is_share  # noqa: PLC0415
+        from fedhist.store.history import is_share  # noqa: PLC0415
 
         share = is_share(self.task.primary)
         if self.target is None:

@@ -29,8 +29,15 @@ LARGEST_METRIC = 1e15
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
 ACCURACY, LOSS = "accuracy", "loss"
+SHARES = ("accuracy", "top-5", "f1")
+"""Metrics that are shown in percent."""
 ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is shown in percent; of a named test set it is called "set/metric"."""
+    return name.rpartition("/")[2] in SHARES
 
 
 def sample(count: int) -> NDArray[np.int64]:

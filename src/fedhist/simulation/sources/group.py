@@ -169,7 +169,9 @@ class Group:
         if self.objective.uses_previous:
             self._previous.index_copy_(0, owners, rows[:, self.parcel.kept])
             self._known.index_fill_(0, owners, 1)
-        norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1) + self.parcel.flaw(rows)
+        norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1)
+        if not self.parcel.plain:
+            norms = norms + self.parcel.flaw(rows)
         lengths = torch.linalg.vector_norm(self.models, dim=1)
         tables = (torch.split(each, self.ks) for each in (rows, received[:, : self._size], norms))
         return list(zip(*tables, torch.split(lengths, 1), strict=True))
