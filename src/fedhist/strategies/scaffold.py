@@ -1,11 +1,11 @@
 """SCAFFOLD (Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020).
 
-Clients drift apart in their local steps. Each keeps a control variate c_i, an estimate of its own gradient, and the
-server c, an estimate of everyone's; a client adds c - c_i to each gradient. The numbers are those of Algorithm 1.
+Each client keeps a control variate c_i, an estimate of its own gradient, and the server c, one of everyone's. A client
+adds c - c_i to each gradient, so that many local steps do not lead it astray. Lines are those of Algorithm 1.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,10 +19,7 @@ from fedhist.strategies.base import Device, Strategy
 class ControlVariates:
     """The clients' half: the task's loss, its gradient corrected."""
 
-    uses_previous: ClassVar[bool] = True
-    uses_mail: ClassVar[bool] = True
-    is_task_loss: ClassVar[bool] = True
-    branch_free: ClassVar[bool] = True
+    uses_previous = uses_mail = is_task_loss = branch_free = True
 
     def __call__(self, net: Any, params: Any, anchor: Any, batch: Any) -> Tensor:
         """Return the task's loss."""
@@ -40,11 +37,7 @@ class ControlVariates:
 
 
 class Scaffold(Strategy):
-    """SCAFFOLD: the plain mean of the uploads, and control variates against client drift.
-
-    Parameters beside the model: c on the server, sent with every version, and c_i on every client, zero at first. An
-    upload is twice as long. It is meant for many local steps with plain SGD.
-    """
+    """SCAFFOLD: the plain mean of the uploads, which are twice as long, and control variates against client drift."""
 
     branch_free = True
     objective = ControlVariates()
@@ -53,7 +46,7 @@ class Scaffold(Strategy):
         super().__init__()
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
-        """Begin with `c = 0`."""
+        """Begin with `c = 0`; it is sent with every version."""
         super().setup(num_clients, k, num_params, device)
         self.register_buffer("mail", torch.zeros(num_params, device=device))
         return self
@@ -61,6 +54,5 @@ class Scaffold(Strategy):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the mean of the uploads (line 16); `c ← c + 1/N·Σ Δc_i` (line 17)."""
         require(arrivals.mail is not None, "Scaffold needs the control variates that its clients send along.")
-        assert arrivals.mail is not None
-        self.mail += arrivals.mail.sum(dim=0) / self.num_clients
+        self.mail += arrivals.mail.sum(dim=0) / self.num_clients  # type: ignore[union-attr]
         return self.combine(torch.ones_like(arrivals.staleness), arrivals.deltas)
