@@ -20,7 +20,6 @@ COMMON = ["--clients", "12", "--k", "3", "--local-steps", "2", "--lr", "0.1"]
 COMMON += ["--checkpoint-every", "0", "--eval-every", "7", "--quiet", "--device", "cpu"]
 COMMANDS = {
     "fedhist": ["run", "--rounds", "60"],
-    "moon": ["run", "--strategy", "moon", "--rounds", "40"],
     "compare": ["compare", "--strategy", "refl", "--strategy", "fedhist", "--seeds", "2", "--rounds", "40"],
     "batched": ["run", "--rounds", "25", "--trainer", "batched"],
     "recorded": ["run", "--rounds", "40", "--record"],

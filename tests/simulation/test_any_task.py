@@ -39,7 +39,7 @@ def my_loop(module: nn.Module, batches: Any, *, received: dict[str, Tensor], cli
                 parameter.sub_(0.05 * (parameter.grad + pull) + noise)
 
 
-@pytest.mark.parametrize("trainer", ["auto", "reference", "batched"])
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_to_the_bit(tmp_path: Path, kind: str, trainer: str) -> None:
     task = task_of(kind)
@@ -48,7 +48,7 @@ def test_resumed_to_the_bit(tmp_path: Path, kind: str, trainer: str) -> None:
     for method in ("fedhist", "scaffold"):
         whole = fh.simulate(method, task, **given)
         folder = tmp_path / method
-        for round_ in (0, 4, 7):
+        for round_ in (0, 5):
             with pytest.raises(Stopped):
                 fh.simulate(method, task, **given, checkpoint=folder, checkpoint_every=0, on_round=stop_after(round_))
         assert_same(fh.simulate(method, task, **given, checkpoint=folder), whole)
