@@ -19,7 +19,7 @@ from torch import nn
 
 import fedhist as fh
 from fedhist.noise import gaussian, keyed, secret_gaussian
-from fedhist.report.table import epsilon, percent, rows
+from fedhist.report.table import epsilon, rows
 
 DELTA = 1e-5
 MULTIPLIERS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
@@ -57,7 +57,7 @@ def main() -> None:
         eval_every=args.rounds,
     )
     table = iter(rows(runs, target=1.0))
-    average, hist = (percent(row.final, row.final_spread) for row in (next(table), next(table)))
+    average, hist = (row.measure.text(row.final, row.final_spread) for row in (next(table), next(table)))
     uploads = max(int((history.clients == c).sum()) for history in runs for c in set(history.clients.ravel().tolist()))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(
@@ -69,7 +69,7 @@ def main() -> None:
     print(f"| neither clip nor noise | – | {average} | {average} | {hist} |")
     for z in MULTIPLIERS:
         line = [next(table) for _ in columns]
-        accuracies = " | ".join(percent(row.final, row.final_spread) for row in line)
+        accuracies = " | ".join(row.measure.text(row.final, row.final_spread) for row in line)
         print(f"| {z:g}{' (clip alone)' if z == 0 else ''} | {epsilon(line[0])} | {accuracies} |")
     print_cost()
 

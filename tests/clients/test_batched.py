@@ -55,11 +55,11 @@ COUNTS = "Own counts the padding of clients with less data; use batch.mean() or 
 
 
 def test_an_objective_that_counts_padding_is_not_batched(task: fh.Task) -> None:
-    assert why_not_batched(task, fh.Local(), Own(smooth), CPU) == COUNTS
-    found = why_not_batched(task, fh.Local(), CountsPaddingInContrast(), CPU)
+    assert why_not_batched(task, Own(smooth), CPU) == COUNTS
+    found = why_not_batched(task, CountsPaddingInContrast(), CPU)
     assert found == COUNTS.replace("Own", "CountsPaddingInContrast")
     for objective in (fh.CrossEntropy(), fh.Proximal(), fh.Contrastive(), Own(smooth_without_padding)):
-        assert why_not_batched(task, fh.Local(), objective, CPU) is None
+        assert why_not_batched(task, objective, CPU) is None
 
 
 def test_it_is_refused_where_batches_were_asked_for(task: fh.Task) -> None:
@@ -88,7 +88,7 @@ def planned(trial: fh.Trial) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         tried = planning.why_not_batched
-        patch.setattr(planning, "why_not_batched", lambda task, local, objective, _: tried(task, local, objective, CPU))
+        patch.setattr(planning, "why_not_batched", lambda task, objective, _: tried(task, objective, CPU))
         (plan,) = planning.plan([trial], "auto", Pretended())  # type: ignore[arg-type]
     return plan.trainer
 
@@ -118,7 +118,7 @@ class Recurrent(nn.Module):
 def test_recurrent_models_are_batched_or_refused_before_the_first_round(kind: type[nn.RNNBase]) -> None:
     x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
     task = fh.Task(lambda: Recurrent(kind), x, y, np.array_split(np.arange(40), 5), x, y)
-    reason = why_not_batched(task, fh.Local(), fh.CrossEntropy(), CPU)
+    reason = why_not_batched(task, fh.CrossEntropy(), CPU)
     options = {"k": 2, "rounds": 4, "local": LOCAL, "eval_every": 2}
     reference = fh.simulate("fedavg", task, trainer="reference", **options)  # type: ignore[arg-type]
     if reason is None:  # a later version of torch may batch it
@@ -139,19 +139,19 @@ def test_a_model_that_cannot_be_evaluated_in_a_batch_is_refused(make_task: Calla
             logits = super().forward(x)
             return logits if self.training or logits.sum().item() > -1e9 else 2 * logits
 
-    reason = why_not_batched(make_task(model=lambda: Reads(5, 3)), fh.Local(), fh.CrossEntropy(), CPU)
+    reason = why_not_batched(make_task(model=lambda: Reads(5, 3)), fh.CrossEntropy(), CPU)
     assert reason is not None and "item()" in reason
 
 
 def test_errors_of_the_objective_itself_are_not_hidden(task: fh.Task) -> None:
     with pytest.raises(fh.InvalidInput, match=r"objective Own must return a scalar tensor, .* got float\."):
-        why_not_batched(task, fh.Local(), Own(lambda logits, batch: 0.5), CPU)  # type: ignore[arg-type, return-value]
+        why_not_batched(task, Own(lambda logits, batch: 0.5), CPU)  # type: ignore[arg-type, return-value]
 
 
 def test_broken_data_are_no_reason(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
     task.x[0] = torch.nan
-    assert why_not_batched(task, fh.Local(), fh.CrossEntropy(), CPU) is None
+    assert why_not_batched(task, fh.CrossEntropy(), CPU) is None
 
 
 def test_padding_is_the_clients_own_and_weighs_nothing() -> None:

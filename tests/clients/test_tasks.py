@@ -150,7 +150,10 @@ def uploads(trainer: Any, task: fh.Task, local: fh.Local, objective: Objective) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uploads_agree_with_the_reference(kind: str, fast: str) -> None:
     task = task_of(kind)
-    for local in (fh.Local(0.1, 3, 7), fh.Local(0.01, 2, 20, optimizer="adamw", clip_norm=0.5, schedule="linear")):
+    for local in (
+        fh.Local(0.1, 3, 7),
+        fh.Local(0.01, 2, 20, optimizer="adamw", clip_norm=0.5, schedule="cosine:final=0.1"),
+    ):
         for objective in (TaskLoss(), fh.Scaffold.objective):
             expected = uploads(ReferenceTrainer(CPU), task, local, objective)
             assert 1e-4 < float(expected.abs().max()) < torch.inf

@@ -29,7 +29,7 @@ from fedhist.clients.objectives import (
     Trained,
     loss_of,
 )
-from fedhist.clients.optimizers import clipped, optimizer_of, why_not_flat
+from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.scores import Score, measured
@@ -136,8 +136,8 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
     rows = side.version.new_empty((len(flat), parcel.row_width))
     steps = (side.weight.sum(dim=2) > 0).sum(dim=1)[:, None].to(flat.dtype)
     received, known = side.version[:, :size], side.has_previous[:, None]
-    work = Trained(received, flat, side.previous, known, mail, steps, side.lr)
-    parcel.write(rows, work, side.version, torch.cat([flat, rest], dim=1) if layout.statistics else flat)
+    local = torch.cat([flat, rest], dim=1) if layout.statistics else flat
+    parcel.write(rows, side.version, local, lambda: Trained(received, flat, side.previous, known, mail, steps, side.lr))
     return rows
 
 
@@ -160,17 +160,15 @@ def padded(plans: Sequence[Plan], steps: int, size: int) -> tuple[Tensor, Tensor
     return torch.from_numpy(index), torch.from_numpy(weight)
 
 
-def evaluate(
-    task: Task, net: ModuleNet, models: Tensor, test: TestSet, piece: int = TEST_PIECE, limit: int | None = None
-) -> list[Score]:
-    """Evaluate all models, ``(runs, width)``, at once, on pieces of a test set or of its first `limit` examples."""
+def evaluate(task: Task, net: ModuleNet, models: Tensor, test: TestSet, piece: int = TEST_PIECE) -> list[Score]:
+    """Evaluate all models, ``(runs, width)``, at once, on pieces of a test set."""
     x, y, owner = test.on(models.device)
     net.module.eval()
     predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
     scores: list[Score] = []
     with torch.no_grad():
-        for at in range(0, len(y) if limit is None else min(limit, len(y)), piece):
-            part = slice(at, min(at + piece, len(y) if limit is None else limit))
+        for at in range(0, len(y), piece):
+            part = slice(at, at + piece)
             outputs = predict(models, rows(x, part))
             found = measured(task, outputs, y[part], None if owner is None else owner[part], test.groups)
             scores = [a + b for a, b in zip(scores, found, strict=True)] if scores else found
@@ -275,12 +273,8 @@ def _stacked(batches: Sequence[Batch]) -> tuple[Columns, Tensor]:
     return mapped(batches[0].x, lambda _: next(columns)), torch.stack([batch.y for batch in batches])
 
 
-def why_not_batched(task: Task, local: Local, objective: Objective, device: torch.device) -> str | None:
+def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
-    if local.loop is not None:
-        return f"{getattr(local.loop, '__name__', 'the training loop')} trains one module at a time"
-    if (reason_ := why_not_flat(local)) is not None:
-        return reason_
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch an LSTM
@@ -288,7 +282,7 @@ def why_not_batched(task: Task, local: Local, objective: Objective, device: torc
             plain, with_padding = (_try_batch(task, objective, device, 2, 2, each) for each in (0, padding))
             net = Nets(device).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)
-            evaluate(task, net, models, task.test, limit=2)
+            evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -320,7 +314,7 @@ def _try_batch(
     """Let some clients take one step together on the first examples; return their uploads."""
     net = Nets(device).of(task, 0)
     model, parcel = task.layout.flatten(net.module), parcel_of(task.layout, objective)
-    version = torch.cat([model, model.new_zeros(parcel.version_width - len(model))]).repeat(clients, 1)
+    version = parcel.first_version(model).repeat(clients, 1)
     start = version[:, : task.layout.size]
     previous, known = start.roll(1, dims=1), torch.ones_like(start[:, 0])  # another model of the same size
     x, y = task.first(batch)

@@ -52,7 +52,7 @@ class Local:
     clip_norm: float | None = option(None, "Largest norm of a minibatch's gradient; longer ones are scaled.", PANEL)
     schedule: str | Callable[[int], float] = option(
         "constant",
-        "How the learning rate follows the round: constant, cosine, step or linear, with options as in "
+        "How the learning rate follows the round: constant, cosine or step, with options as in "
         "step:every=100,by=0.1 or cosine:warmup=20.",
         PANEL,
         name="lr_schedule",

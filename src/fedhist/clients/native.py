@@ -168,7 +168,8 @@ class NativeWorker:
         """Evaluate a model on part of a test set."""
         x, y, owner = candidate.test.on(torch.device("cpu"))
         assert isinstance(x, Tensor)
-        outputs = self.outputs(x.contiguous(), np.arange(len(y))[part], candidate.model)
+        inputs = x[part].contiguous()
+        outputs = self.outputs(inputs, np.arange(len(inputs)), candidate.model)
         owners = None if owner is None else owner[part]
         return measured(candidate.task, outputs[None], y[part], owners, candidate.test.groups)[0]
 
@@ -183,7 +184,7 @@ def _descent(job: Job, model: NativeModel) -> native.Descent:
         local.weight_decay,
         mu=job.objective.mu if isinstance(job.objective, Proximal) else 0.0,
         nesterov=local.nesterov,
-        adam=("sgd", "adam", "adamw").index(name),
+        adam=KNOWN.index(name),
         beta1=beta1,
         beta2=beta2,
         eps=options.get("eps", 1e-8),
@@ -192,19 +193,27 @@ def _descent(job: Job, model: NativeModel) -> native.Descent:
     )
 
 
+def _unsupported(task: Task, local: Local, objective: Objective) -> str | None:
+    """Return what of a client's work the kernel does not have, or None; a subclass may compute anything."""
+    if isinstance(task.x, Items):
+        return "data sets with transforms"
+    if local.parsed[0] not in KNOWN:
+        return local.parsed[0]
+    kind = type(objective)
+    plain = kind is CrossEntropy and task.loss is LOSSES["cross-entropy"]
+    known = plain or kind in (TaskLoss, Proximal) or vars(kind).get("is_task_loss", False)
+    return None if known else kind.__name__
+
+
 def supports(task: Task, local: Local, objective: Objective) -> bool:
-    """Whether the kernel supports an objective and local work; a subclass may compute anything."""
-    if local.loop is not None or local.parsed[0] not in KNOWN or isinstance(task.x, Items):
-        return False
-    plain = type(objective) is CrossEntropy and task.loss is LOSSES["cross-entropy"]
-    return plain or type(objective) in (TaskLoss, Proximal) or bool(vars(type(objective)).get("is_task_loss", False))
+    """Whether the kernel supports an objective and local work."""
+    return _unsupported(task, local, objective) is None
 
 
 def why_not_native(task: Task, seed: int, local: Local, objective: Objective) -> str | None:
     """Return why the kernel cannot train a task's clients, as part of a sentence, or None."""
-    if not supports(task, local, objective):
-        name = type(objective).__name__ if local.parsed[0] in KNOWN and not isinstance(task.x, Items) else None
-        return f"the kernel has no {name or local.optimizer}" if local.loop is None else "it has a loop of its own"
+    if (what := _unsupported(task, local, objective)) is not None:
+        return f"the kernel has no {what}"
     try:
         NativeModel(task, seed)
     except Unavailable as error:

@@ -26,8 +26,7 @@ class Anchor:
         mail: Tensor | None = None,
     ) -> None:
         self._layout, self._received = layout, received[: layout.size]
-        self._previous = self._received if previous is None else previous
-        self.flat_mail, self.flat_previous = mail, self._previous
+        self.flat_mail, self.flat_previous = mail, self._received if previous is None else previous
         self.has_previous = float(previous is not None) if has_previous is None else has_previous
         """1 for a client that has trained before, else 0."""
 
@@ -39,7 +38,7 @@ class Anchor:
     @cached_property
     def previous(self) -> Parameters:
         """What the client kept from its last training, its local model by default; before, the model it was sent."""
-        return self._layout.unflatten(self._previous)
+        return self._layout.unflatten(self.flat_previous)
 
     @cached_property
     def mail(self) -> Parameters:

@@ -1,7 +1,9 @@
 """What travels between server and clients, as one vector each way, and where its parts lie."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from fedhist.clients.objectives import Objective, Trained, outcome, uses_mail
@@ -28,11 +30,15 @@ class Parcel:
         self.plain = self.row_width == size
         """Whether nothing but the model's parameters travels."""
 
-    def write(self, out: Tensor, work: Trained, version: Tensor, local: Tensor) -> None:
+    def first_version(self, model: Tensor) -> Tensor:
+        """Return a model as it is sent, with room for mail."""
+        return torch.cat([model, model.new_zeros(self.version_width - len(model))])
+
+    def write(self, out: Tensor, version: Tensor, local: Tensor, work: Callable[[], Trained]) -> None:
         """Write what a client sends, or what many send, given the version they were sent and their local models."""
         self.layout.upload(version, local, out)
         if self.row_width > self.layout.width:
-            kept, mail = outcome(self.objective, work)
+            kept, mail = outcome(self.objective, work())
             if self.objective.uses_previous:
                 out[..., self.kept] = kept
             if mail is not None and self.mail.stop > self.mail.start:

@@ -124,13 +124,14 @@ def _taken(module: nn.Module, layout: Layout, job: Job) -> Tensor:
 
 def write_row(job: Job, local: Tensor, row: Tensor) -> None:
     """Write what a client sends, given its local model with statistics."""
-    parcel, size = parcel_of(job.task.layout, job.objective), job.task.layout.size
-    received = job.received[:size]
-    steps = job.local.steps_for(len(job.task.client(job.client)))
-    previous = received if job.previous is None else job.previous
-    known, mail = float(job.previous is not None), parcel.mail_of(job.received)
-    work = Trained(received, local[:size], previous, known, mail, steps, job.lr)
-    parcel.write(row, work, job.received, local)
+    size = job.task.layout.size
+
+    def work() -> Trained:
+        anchor, steps = job.anchor, job.local.steps_for(len(job.task.client(job.client)))
+        kept = anchor.flat_previous, anchor.has_previous, anchor.flat_mail
+        return Trained(job.received[:size], local[:size], *kept, steps, job.lr)
+
+    parcel_of(job.task.layout, job.objective).write(row, job.received, local, work)
 
 
 def score_of(task: Task, net: ModuleNet, x: Columns, y: Tensor, owner: Tensor | None = None, groups: int = 1) -> Score:

@@ -38,8 +38,8 @@ class Constant(_Warmed):
 
 
 @dataclass(frozen=True)
-class _Falling(_Warmed):
-    """A schedule that ends at `final`."""
+class Cosine(_Warmed):
+    """Half a period of a cosine, from 1 down to `final`."""
 
     final: float = 0.0
 
@@ -47,21 +47,9 @@ class _Falling(_Warmed):
         super().__post_init__()
         number("final", self.final, 0, 1)
 
-
-class Cosine(_Falling):
-    """Half a period of a cosine, from 1 down to `final`."""
-
     def factor(self, after: int, rounds: int) -> float:
         """Return the factor."""
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * after / rounds)) / 2
-
-
-class Linear(_Falling):
-    """A straight line from 1 down to `final`."""
-
-    def factor(self, after: int, rounds: int) -> float:
-        """Return the factor."""
-        return 1 - (1 - self.final) * after / rounds
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Step(_Warmed):
         return float(self.by ** (after // self.every))
 
 
-SCHEDULES = {"constant": Constant, "cosine": Cosine, "linear": Linear, "step": Step}
+SCHEDULES = {"constant": Constant, "cosine": Cosine, "step": Step}
 
 
 @dataclass(frozen=True)

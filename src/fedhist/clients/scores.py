@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedhist.data.metrics import LOSS, whole_value
+from fedhist.data.metrics import whole_value
 from fedhist.data.task import Task
+from fedhist.store.history import LOSS
 
 Kept = tuple[tuple[Tensor, Tensor, Tensor | None], ...]
 COUNT = "examples"

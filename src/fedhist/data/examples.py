@@ -22,10 +22,8 @@ DRAWING = threading.RLock()
 
 def is_dataset(given: object) -> bool:
     """Whether something is a map-style data set, of torchvision's kind or of Hugging Face's."""
-    if isinstance(given, Dataset):
-        return True
-    if isinstance(given, DataLoader):
-        return True  # and refused with a sentence
+    if isinstance(given, (Dataset, DataLoader)):
+        return True  # or is refused as one, with a sentence
     plain = (Tensor, np.ndarray, list, tuple, dict, str)
     return (
         hasattr(given, "__getitem__")

@@ -11,12 +11,9 @@ from torch import Tensor
 
 from fedhist.data.losses import IGNORED, cross_entropy
 from fedhist.errors import InvalidInput, brief, reason, require, unknown
-from fedhist.store.history import Evaluation
+from fedhist.store.history import LOSS, TAKEN
 
 Rows = Callable[[Tensor, Tensor], Tensor]
-LOSS = "loss"
-TAKEN = {"", LOSS, "path", "file", "allow_pickle", *Evaluation.__dataclass_fields__} - {"accuracy"}
-"""Names that a metric cannot have: they mean something else in a history or its files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +157,7 @@ def as_metrics(given: Sequence[Any] | Mapping[str, Any]) -> list[Metric]:
     names = [each.name for each in metrics]
     for name in names:
         require(names.count(name) == 1, f"metrics has {name} twice; give them names: metrics={{'name': metric}}.")
-        fits = name not in TAKEN and "/" not in name and len(name) <= 100
+        fits = name not in ("", LOSS, *TAKEN) and "/" not in name and len(name) <= 100
         require(fits, f"a metric cannot be called {name!r}; give it a name: metrics={{'name': metric}}.")
     return metrics
 

@@ -93,7 +93,6 @@ class _Speakers:
     labels: frozenset[str]
     capitals: bool
     dotted: bool
-    indent: int
 
     @classmethod
     def of(cls, lines: Sequence[str], cast: _Cast) -> "_Speakers":
@@ -122,7 +121,7 @@ class _Speakers:
         has_dots = by_capitals[capitals] >= bare
         chosen = alone[capitals, True] + before[capitals] if has_dots else alone[True, False] + alone[True, True]
         usable = {label for label, n in chosen.items() if n > 1 or capitals or cast.knows(label)}
-        return cls(frozenset(usable), capitals, has_dots, usual)
+        return cls(frozenset(usable), capitals, has_dots)
 
     def split(self, line: str, previous: str) -> tuple[str, str] | None:
         """Return the speaker that a line begins with and the rest of the line, or None."""

@@ -24,10 +24,11 @@ from fedhist.data.examples import DRAWING, Items, TestSet, all_of, is_dataset
 from fedhist.data.holdings import Clients, held_out, joined
 from fedhist.data.layout import Layout
 from fedhist.data.losses import LOSSES, Loss, as_loss, check_loss, name_of
-from fedhist.data.metrics import LOSS, Metric, as_metrics
+from fedhist.data.metrics import Metric, as_metrics
 from fedhist.data.probing import check_labels, try_model
 from fedhist.errors import InvalidInput, rate, reason, require, unknown
 from fedhist.store.arrays import checksum
+from fedhist.store.history import LOSS
 from fedhist.streams import Stream
 
 USUAL = {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "mse": ["rmse"], "huber": ["rmse"]}

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from fedhist.data.metrics import METRICS
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.store.history import ACCURACY, LARGEST_METRIC, LOSS, Evaluation
+from fedhist.store.history import ACCURACY, LARGEST_METRIC, LOSS, TAKEN
 
 LESS_IS_BETTER = frozenset((LOSS, *(name for name, metric in METRICS.items() if not metric.higher)))
 """Words in a metric's name that say so: ``perplexity``, ``val_loss``, ``test-rmse``."""
-TAKEN = frozenset(Evaluation.__dataclass_fields__) - {ACCURACY, LOSS}
-"""What an evaluation has of its own, and no metric can be called."""
 LONGEST_NAME = 100
 """Characters in a metric's name."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
 from fedhist.report.tiers import worst_clients
-from fedhist.store.history import ACCURACY, Comparison, History
+from fedhist.store.history import Comparison, History
 
 WORST_CLIENTS = "worst tenth of clients"
 
@@ -82,11 +82,6 @@ def over(values: Iterable[float | None]) -> Over:
 def text(form: str, value: float | None) -> str:
     """Return a number as text; a dash where it is not known."""
     return UNKNOWN if value is None else form.format(value)
-
-
-def percent(value: float | None, spread: float | None) -> str:
-    """Return an accuracy in percent, with its spread where there is one."""
-    return Measure(ACCURACY, True).text(value, spread)
 
 
 def rounds_to(row: Row) -> str:

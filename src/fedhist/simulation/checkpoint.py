@@ -304,7 +304,8 @@ class Checkpoints:
 
 def described(trial: Trial) -> dict[str, Any]:
     """Return what a saved run must agree with to be resumed: options as they are, data and model by checksums."""
-    first = trial.task.layout.flatten(trial.task.build(trial.seed)).cpu().view(torch.uint8).numpy()
+    model = trial.task.build(trial.seed)
+    first = trial.task.layout.flatten(model).cpu().view(torch.uint8).numpy()
     hidden = repr(outside_buffers(trial.method.strategy)).encode()
     return {
         "fedhist": __version__,
@@ -313,5 +314,5 @@ def described(trial: Trial) -> dict[str, Any]:
         "task": trial.task.name,
         **{name: value for name, value in trial.described().items() if name not in NOT_DESCRIBED},
         "the first model": checksum(first),
-        "the functions": checksum(np.frombuffer(code_of(trial).encode(), np.uint8)),
+        "the functions": checksum(np.frombuffer(code_of(trial, model).encode(), np.uint8)),
     }

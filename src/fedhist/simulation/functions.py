@@ -5,18 +5,20 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from torch import nn
+
 from fedhist.simulation.trial import Trial
 
 DEEPEST = 5
 """Functions within functions that are followed."""
 
 
-def code_of(trial: Trial) -> str:
-    """Return a text that changes with the code of a run's loss, metrics, training loop, schedule and model."""
+def code_of(trial: Trial, model: nn.Module) -> str:
+    """Return a text that changes with the code of a run's loss, metrics, training loop and schedule, and its model."""
     task, local = trial.task, trial.local
     metrics = [each.whole or each.rows for each in task.metrics]
     functions = [task.loss, local.loop, local.schedule, trial.method.objective, *metrics]
-    return "\n".join([*map(_described, functions), repr(task.build(trial.seed))])
+    return "\n".join([*map(_described, functions), repr(model)])
 
 
 def _described(thing: Any, depth: int = 0) -> str:

@@ -115,7 +115,7 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     if reason is None and name == "native":
         reason = why_not_native(task, trial.seed, local, objective)
     if reason is None and (name == "batched" or (name == "auto" and not on_cpu)):
-        reason = why_not_batched(task, local, objective, device)
+        reason = why_not_batched(task, objective, device)
     if reason is not None and name != "auto":
         other = "auto" if name == "native" and alone is None else "reference"
         raise InvalidInput(f"trainer={name!r} cannot train these clients, use {other!r}: {reason}.")

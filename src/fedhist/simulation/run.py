@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from fedhist.clients.job import Candidate
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.reference import ReferenceTrainer
-from fedhist.data.metrics import LOSS
 from fedhist.data.task import Task
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import VersionPlan
-from fedhist.store.history import History, sample
+from fedhist.store.history import LOSS, History, sample
 from fedhist.store.recording import About, Tape
 from fedhist.world.attacks import Adversary
 from fedhist.world.clock import Schedule
@@ -43,8 +42,7 @@ class Run:
         self.trial, self.arriving, self.device = trial, arriving, device
         task, layout = trial.task, trial.task.layout
         self.parcel = parcel_of(layout, trial.method.objective)
-        model = layout.flatten(task.build(trial.seed))
-        version = torch.cat([model, model.new_zeros(self.parcel.version_width - len(model))]).to(device)
+        version = self.parcel.first_version(layout.flatten(task.build(trial.seed))).to(device)
         tape = None if trial.record is None else Tape(trial.record, recording_of(trial), version[: layout.size])
         history = History.begun(trial.method.name, trial.seed, task.name, trial.k)
         history.setting = {name: value for name, value in trial.described().items() if value is not None}

@@ -7,14 +7,13 @@ from functools import partial
 
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
-from fedhist.data.metrics import LOSS
 from fedhist.data.task import Task
 from fedhist.simulation.checkpoint import Checkpoints, Interrupted, Saved, asked_to_stop, put_back, taken
 from fedhist.simulation.plan import Plan
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Simulated
-from fedhist.store.history import History
+from fedhist.store.history import LOSS, History
 from fedhist.store.recording import Tape
 
 OnRound = Callable[[int, Sequence[History]], None]

@@ -79,6 +79,10 @@ class Evaluation:
         return (self.metrics or {}).get(name)
 
 
+TAKEN = {"path", "file", "allow_pickle", *Evaluation.__dataclass_fields__} - {ACCURACY, LOSS}
+"""Names that a metric cannot have: they mean something else in a history or its files."""
+
+
 @dataclass(eq=False)
 class History:
     """The course of one run.
