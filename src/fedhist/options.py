@@ -5,6 +5,7 @@ Imports nothing heavy, since ``fedhist --help`` is built from it.
 
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import re
 import tomllib
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedhist.errors import InvalidInput, brief, require, unknown
+from fedhist.errors import InvalidInput, brief, reason, require, unknown
 
 T = TypeVar("T")
 KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "Path": Path}
@@ -137,6 +138,7 @@ def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dic
     """Split ``name:key=value,key=value`` into a known name and its options."""
     name, _, text = spec.partition(":")
     name = name.strip().lower()
+    name = name if name in known else name.replace("-", "")
     if name not in known:
         raise unknown(kind, name, known)
     return name, parse_options(kind, spec, text)
@@ -173,3 +175,14 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
         missing = parameter.default is parameter.empty and key not in options
         require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
     return make(**options)
+
+
+def imported(kind: str, name: str) -> Any:
+    """Return what is at ``package.module:name``, the same object each time."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the module does when it is imported
+        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}.") from error
+    require(callable(found), f"{kind}={brief(name)} must name a function or a class, got {type(found).__name__}.")
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.strategies.scaffold import ControlVariates
+from fedhist.strategies.rules.scaffold import ControlVariates
 from tests.clients.test_tasks import CLIENTS, Augmented, mlp, normal
 
 

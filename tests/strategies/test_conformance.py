@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
-from fedhist.strategies import fedhist
+from fedhist.strategies.rules import fedhist
 
 MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     "FedAvg": fh.FedAvg,

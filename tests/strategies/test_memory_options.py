@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
-from fedhist.strategies.fedhist import random_signs, sketched
+from fedhist.strategies.rules.fedhist import random_signs, sketched
 from tests.strategies.test_conformance import stream
 
 K, P = 10, 20_000

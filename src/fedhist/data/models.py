@@ -1,7 +1,6 @@
 """Models by name, for images, series and text; any other ``nn.Module`` works as well."""
 
 import copy
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -11,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhist.data.text_models import CharLSTM, CharTransformer
-from fedhist.errors import InvalidInput, brief, reason, require, unknown
+from fedhist.errors import InvalidInput, require, unknown
+from fedhist.options import imported
 
 Shape = tuple[int, ...]
 """The shape of one input, without the batch."""
@@ -157,7 +157,7 @@ _TAKES = {
 def model_of(name: str, inputs: Tensor, classes: int) -> Callable[[], nn.Module]:
     """Return the function that builds a model by its name, or by ``package.module:function`` where that is yours."""
     if ":" in name:
-        return _imported(name)
+        return imported("model", name)  # type: ignore[no-any-return]
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     shape = tuple(inputs.shape[1:])
@@ -175,17 +175,6 @@ def model_of(name: str, inputs: Tensor, classes: int) -> Callable[[], nn.Module]
 def _builder(name: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
     """Return one function for each shape, by which tasks of several seeds are known to have the same model."""
     return partial(MODELS[name], shape, classes)
-
-
-def _imported(name: str) -> Callable[[], nn.Module]:
-    """Return the function at ``package.module:function``, the same object each time."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the module does when it is imported
-        raise InvalidInput(f"model={brief(name)} cannot be imported: {reason(error)}.") from error
-    require(callable(found), f"model={brief(name)} must name a function without arguments, got {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
 
 
 def to_group_norm(model: nn.Module) -> nn.Module:

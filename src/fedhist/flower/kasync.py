@@ -37,7 +37,7 @@ from fedhist.store import snapshot
 from fedhist.store.history import History
 from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import FedHist, Private, Strategy
-from fedhist.strategies.fedhist import default_h
+from fedhist.strategies.rules.fedhist import default_h
 from fedhist.strategies.screening import Rejected, Screen
 
 CHECKPOINT, CHECKPOINT_KIND = "kasync.safetensors", "a checkpoint of a K-async server, 5"
@@ -240,14 +240,14 @@ class Session:
                 stack.callback(server.tape.close)
                 server.tape.begin(server.round)
             if server.round not in self.result.evaluate_metrics_serverapp:
-                source.evaluations.on_server(server.round, source.model)
+                source.evaluations.on_server(server.round, source.shown)
             for round_ in range(server.round + 1, self.num_rounds + 1):
                 for each, arrivals in source.next():
                     with torch.no_grad():
                         each.close(arrivals)  # Eq. 4
                 self._after(round_)
             source.finish()
-            self.result.arrays = as_record(source.model)
+            self.result.arrays = as_record(source.shown)
             self._save()
         if server.tape is not None:
             self.history().save(server.tape.folder)
@@ -270,7 +270,7 @@ class Session:
             server.tape.write(round_, flush=True)  # a checkpoint is never ahead of the recording
         if last or source.now - self._saved >= options.checkpoint_every:
             self._save()
-        source.evaluations.on_server(round_, source.model)
+        source.evaluations.on_server(round_, source.shown)
         if options.evaluate_every and (last or round_ % options.evaluate_every == 0):
             source.to_evaluate = round_
         if last:
@@ -284,7 +284,7 @@ class Session:
         history, clients = server.history, len(source.exchange.numbers)
         history.task, history.wall_seconds = f"Flower, {clients} clients", source.now
         mail = 0 if source.mail is None else source.mail.nbytes
-        model = {} if server.diverged else self.wire.join(server.model, source.rest)
+        model = {} if server.diverged else self.wire.join(server.shown, source.rest)
         history.model = {name: torch.from_numpy(values) for name, values in model.items()} or None
         history.setting = {
             "clients": clients,

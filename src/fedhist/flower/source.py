@@ -132,6 +132,11 @@ class Network:
         except Rejected as error:
             self.server.diverge(self.server.round, f"the model diverged in round {self.server.round} ({error})")
 
+    @property
+    def shown(self) -> State:
+        """What is evaluated on the server and kept as the result: the model, or its moving average."""
+        return self.model if self.server.averaged is None else self.wire.join(self.server.shown, self.rest)
+
     def next(self) -> Iterator[tuple[Server, Arrivals]]:
         """Wait for the uploads that close a round: exactly K, or fewer past the deadline."""
         while (taken := self._poll()) is None:

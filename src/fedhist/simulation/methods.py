@@ -5,25 +5,43 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
 from fedhist.errors import InvalidInput, require
-from fedhist.options import build, parse_spec
+from fedhist.options import build, imported, parse_options, parse_spec
 from fedhist.strategies import (
+    ACED,
+    AREA,
+    CA2FL,
+    FADAS,
+    MIFA,
     REFL,
     TWAFL,
     WKAFL,
+    AsyncFedED,
     CoordinateMedian,
-    Defence,
+    DelayAdaptive,
     DynSGD,
+    FedAdagrad,
+    FedAdam,
+    FedAsync,
     FedAvg,
+    FedBuff,
+    FedFa,
     FedHist,
+    FedStale,
+    FedYogi,
     Krum,
+    MomentumApproximation,
     NormClip,
+    Port,
     Scaffold,
+    ServerMomentum,
     Strategy,
     TrimmedMean,
 )
+from fedhist.strategies.base import Wrapper
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +65,47 @@ METHODS: Mapping[str, _Entry] = {
     "fedprox": _Entry("FedAvg, with clients held near the model they received", Proximal, "FedProx"),
     "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
     "scaffold": _Entry("FedAvg, with control variates against the drift of many local steps", Scaffold, "SCAFFOLD"),
+    "fedasync": _Entry("mixes the model with each client's, by staleness", FedAsync, "FedAsync"),
+    "fedbuff": _Entry("weighs uploads by 1/√(1+staleness) and divides by K", FedBuff, "FedBuff"),
+    "delayadaptive": _Entry("shortens uploads that are staler than usual", DelayAdaptive, "DelayAdaptive"),
     "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
     "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
     "wkafl": _Entry("keeps the uploads that agree with the freshest", WKAFL, "WKAFL"),
     "refl": _Entry("boosts stale uploads that deviate from fresh ones", REFL, "REFL"),
+    "port": _Entry("weighs uploads by staleness and by agreement with the model's way since", Port, "Port"),
+    "asyncfeded": _Entry("shortens uploads by how far the model has moved since", AsyncFedED, "AsyncFedED"),
+    "momentumapproximation": _Entry("momentum that allows for staleness", MomentumApproximation, "MA-Light"),
+    "fadas": _Entry("AMSGrad, with shorter steps in stale rounds", FADAS, "FADAS"),
+    "fedfa": _Entry("steps by the mean of the last uploads at every arrival", FedFa, "FedFa"),
+    "ca2fl": _Entry("calibrates uploads by what clients last sent", CA2FL, "CA2FL"),
+    "fedstale": _Entry("calibrates uploads by a share of what clients last sent", FedStale, "FedStale"),
+    "mifa": _Entry("averages the last uploads of all clients", MIFA, "MIFA"),
+    "aced": _Entry("averages the last uploads of all clients that are not too old", ACED, "ACED"),
+    "area": _Entry("averages the last models of all clients", AREA, "AREA"),
     "fedhist": _Entry("fuses, weighs and rescales uploads by what history taught", FedHist, "FedHist"),
 }
 
-
-DEFENCES: Mapping[str, Callable[..., Defence]] = {
-    defence.title: defence for defence in (NormClip, CoordinateMedian, TrimmedMean, Krum)
+SHORT = {
+    "ace": "aced:tau_algo=none",
+    "fedvarp": "ca2fl",
+    "ma": "momentumapproximation",
+    "malight": "momentumapproximation",
+    "fedadagrad": "fedavg + adagrad",
+    "fedadam": "fedavg + adam",
+    "fedavgm": "fedavg + momentum",
+    "fedyogi": "fedavg + yogi",
 }
+"""Names of papers for what another name says; options that follow are those of the last part."""
+
+DEFENCES: Mapping[str, Callable[..., Wrapper]] = {
+    each.title: each for each in (NormClip, CoordinateMedian, TrimmedMean, Krum)
+}
+OPTIMIZERS: Mapping[str, Callable[..., Wrapper]] = {
+    each.title: each for each in (ServerMomentum, FedAdam, FedYogi, FedAdagrad)
+}
+OBJECTIVES = {name: entry for name, entry in METHODS.items() if not issubclass(cast(type, entry.make), Strategy)}
+AROUND = {**DEFENCES, **OPTIMIZERS, **OBJECTIVES}
+"""What can follow a method's name: ``refl + adam``, ``fedhist + median``, ``fedasync + fedprox:mu=0.005``."""
 
 
 def describe(label: str, thing: object) -> str:
@@ -77,7 +125,7 @@ def describe(label: str, thing: object) -> str:
 
 def name_of(strategy: Strategy) -> str:
     """Return a strategy's name, from the inside out: ``FedHist + median + Private(clip=1.0)``."""
-    label = strategy.title if isinstance(strategy, Defence) else type(strategy).__name__
+    label = (strategy.title if isinstance(strategy, Wrapper) else None) or type(strategy).__name__
     own, inner = describe(label, strategy), getattr(strategy, "inner", None)
     return f"{name_of(inner)} + {own}" if isinstance(inner, Strategy) else own
 
@@ -91,17 +139,48 @@ def client_side(strategy: Strategy) -> Objective:
     return TaskLoss()
 
 
-def defended(method: Method, spec: str) -> Method:
-    """Return the method with a defence such as ``trimmed:share=0.2`` around its strategy."""
-    name, options = parse_spec("defence", spec, DEFENCES)
-    strategy: Defence = build(name, partial(DEFENCES[name], method.strategy), options)
+def surrounded(method: Method, spec: str) -> Method:
+    """Return the method with a wrapper such as ``trimmed:share=0.2``, or with other clients: ``fedprox:mu=0.1``."""
+    name, options = parse_spec("defence, server optimizer or objective", spec, AROUND)
+    if name in OBJECTIVES:
+        plain = type(method.objective) is TaskLoss
+        require(plain, f"{method.name} has clients of its own, which {name!r} would replace.")
+        objective = build(name, OBJECTIVES[name].make, options)
+        return Method(f"{method.name} + {describe(OBJECTIVES[name].label, objective)}", method.strategy, objective)
+    strategy = build(name, partial({**DEFENCES, **OPTIMIZERS}[name], method.strategy), options)
     return Method(f"{method.name} + {describe(name, strategy)}", strategy, method.objective)
+
+
+def _first(spec: str) -> Method:
+    """Return the method that the first part of a specification names."""
+    module, _, rest = spec.strip().partition(":")
+    own, _, text = rest.partition(":")
+    if own.isidentifier() and module.lower().replace("-", "") not in METHODS:
+        made = build(own, imported("strategy", f"{module}:{own}"), parse_options("strategy", spec, text))
+        require(isinstance(made, Strategy), f"{module}:{own} must make a fedhist.Strategy, got {type(made).__name__}.")
+        return Method(name_of(made), made, client_side(made))
+    name, options = parse_spec("strategy", spec, METHODS)
+    made = build(name, METHODS[name].make, options)
+    label = describe(METHODS[name].label, made)
+    return Method(label, made, client_side(made)) if isinstance(made, Strategy) else Method(label, FedAvg(), made)
+
+
+def _parts(spec: str) -> list[str]:
+    """Return the parts of a specification, with names of papers spelled out."""
+    first, *others = re.split(r"\s\+\s", spec)
+    name, colon, options = first.strip().partition(":")
+    whole = SHORT.get(name.lower().replace("-", ""))
+    if whole is None:
+        return [first, *others]
+    joint = ("," if ":" in whole else ":") if colon else ""
+    return [*re.split(r"\s\+\s", f"{whole}{joint}{options}"), *others]
 
 
 def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
     """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means.
 
-    Defences follow a name as they do in tables: ``fedhist + median``.
+    What goes around a method follows its name as it does in tables: ``fedhist + median``, ``refl + adam``. A strategy
+    of one's own is named by its place: ``package.module:Class``, with options after another colon.
     """
     if isinstance(given, Method):
         method = given
@@ -110,14 +189,10 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         require(fits, f"{type(given).__name__}.__init__() must call super().__init__() before anything else.")
         method = Method(name_of(given), given, client_side(given))
     elif isinstance(given, str):
-        spec, *defences = re.split(r"\s\+\s", given)
-        name, options = parse_spec("strategy", spec, METHODS)
-        made = build(name, METHODS[name].make, options)
-        label = describe(METHODS[name].label, made)
-        on_server = isinstance(made, Strategy)
-        method = Method(label, made, client_side(made)) if on_server else Method(label, FedAvg(), made)
-        for defence in defences:
-            method = defended(method, defence)
+        first, *others = _parts(given)
+        method = _first(first)
+        for each in others:
+            method = surrounded(method, each)
     else:
         raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
     if objective is None:

@@ -205,7 +205,7 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
     version, row = (width * layout.dtype.itemsize for width in (parcel.version_width, parcel.row_width))
     rounds_of_uploads = 1 if plan.scheduled else 2  # a queue works ahead
     parts = {
-        "model versions": (plan.arriving.versions.num_slots + 2) * version,
+        "model versions": (plan.arriving.versions.num_slots + 2 + (trial.ema is not None)) * version,
         "the strategy's memory": buffer_bytes(
             trial.method.strategy, task.num_clients, trial.k, layout.size, layout.dtype
         ),

@@ -93,8 +93,7 @@ class Run:
         """Put the final model into the history, unless the run diverged."""
         if self.server.diverged is None:
             module = self.trial.task.build(self.trial.seed)
-            layout = self.trial.task.layout
-            layout.load(module, self.server.version[: layout.width].cpu())
+            self.trial.task.layout.load(module, self.server.shown.cpu())
             self.server.history.model = module.state_dict()
 
 

@@ -42,6 +42,20 @@ MOST_TRACES = 200
 """Most evaluations at which the strategy is asked for traces; if there are more, evenly spaced ones."""
 
 
+class Averaged:
+    """An exponential moving average of the models after each round, which begins as their plain mean."""
+
+    def __init__(self, decay: float, like: Tensor) -> None:
+        self.decay, self.mean = decay, like.clone()
+        self.rounds = torch.zeros((), dtype=torch.float64, device=like.device)  # so that a captured round counts
+
+    def add(self, version: Tensor) -> None:
+        """Take in the model after another round: `m ← d·m + (1-d)·w` with `d = min(decay, 1 - 1/t)`."""
+        self.rounds += 1
+        share = (1 / self.rounds).clamp_min(1 - self.decay)
+        self.mean.lerp_(version[: len(self.mean)], share.to(version.dtype))
+
+
 class Server:
     """The model, the strategy that changes it, the screen for bad uploads, and the history of it all.
 
@@ -85,6 +99,9 @@ class Server:
             options.method.strategy, num_clients, options.k, len(model), model.dtype, model.device, seed
         )
         self._send_along()
+        self.averaged: Averaged | None = None
+        if options.ema is not None:
+            self.averaged = Averaged(options.ema, self.shown)
         judging = not self.strategy.bounds_uploads
         policy, ratio = options.bad_updates, options.max_norm_ratio
         self.screen = Screen(policy, ratio, norm_of(model), num_clients, judging=judging)
@@ -110,6 +127,13 @@ class Server:
         self.version = version
         """What clients are sent: the model, its statistics, and the strategy's mail."""
         self.model = version[:size]
+
+    @property
+    def shown(self) -> Tensor:
+        """What is evaluated and kept as the result: the parameters and statistics, or their moving average."""
+        if self.averaged is not None:
+            return self.averaged.mean
+        return self.model if self.layout is None else self.version[: self.layout.width]
 
     def _send_along(self) -> None:
         """Put the strategy's mail into the version that clients are sent."""
@@ -163,6 +187,8 @@ class Server:
         self.model.sub_(update, alpha=self.options.server_lr)  # Eq. 4
         self._average_statistics(arrivals)
         self._send_along()
+        if self.averaged is not None:
+            self.averaged.add(self.version)
         return update
 
     def keep(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike, weights: ArrayLike | None) -> None:
@@ -267,6 +293,8 @@ class Server:
         """Return all that the rounds to come depend on, and the history so far: tensors, and plain values."""
         history = self.history
         tensors = {"model": self.version}
+        if self.averaged is not None:
+            tensors |= {"averaged": self.averaged.mean, "averaged.rounds": self.averaged.rounds}
         tensors |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
         tensors |= {f"rows.{name}": torch.from_numpy(table[: self.round]) for name, table in self._rows.items()}
         tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
@@ -303,6 +331,9 @@ class Server:
         check_traces(traces, done, history.about_clients)
         check_per_client(per_client, done, history.about_clients)
         self.version.copy_(tensors["model"])
+        if self.averaged is not None:
+            self.averaged.mean.copy_(tensors["averaged"])
+            self.averaged.rounds.copy_(tensors["averaged.rounds"])
         self.strategy.load_state_dict(_below("strategy", tensors))
         self.round = done
         for name, table in self._rows.items():

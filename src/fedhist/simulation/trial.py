@@ -37,6 +37,12 @@ class ServerOptions:
     strategy: Strategy | str | Method = dataclasses.field(kw_only=False)
     k: int = option(10, "Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).", "Method")
     server_lr: float = option(1.0, "The server's learning rate, η in Eq. 4.", "Method")
+    ema: float | None = option(
+        None,
+        "Evaluate, and keep as the result, an exponential moving average of the model with this decay, such as 0.99; "
+        "clients never see it.",
+        "Method",
+    )
     bad_updates: str = option(
         "reject",
         "What to do with an upload that holds NaN, is absurdly long or is not what was asked for: reject it, clip it "
@@ -62,6 +68,8 @@ class ServerOptions:
 
         whole("k", self.k, 1)
         rate("server_lr", self.server_lr)
+        fits = self.ema is None or 0 <= number("ema", self.ema) < 1
+        require(fits, f"ema must be at least 0 and below 1, got {self.ema}.")
         Screen(self.bad_updates, self.max_norm_ratio)
         check_dtype(self.record_dtype)
         method = as_method(self.strategy, getattr(self, "objective", None))

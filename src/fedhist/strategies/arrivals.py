@@ -53,6 +53,18 @@ class Arrivals:
             raise InvalidInput("the models that these uploads started from are not known here.")
         return self.received_from()
 
+    @property
+    def current(self) -> Tensor:
+        """``(P,)``: :attr:`model`, where it is known."""
+        if self.model is None:
+            raise InvalidInput("the current model is not known here.")
+        return self.model
+
+    @property
+    def drift(self) -> Tensor:
+        """``(K, P)``: `w_t - w_s`, how far the model has moved since each upload's version was sent."""
+        return self.current - self.received
+
     def __post_init__(self) -> None:
         if self.validate:
             self._check()

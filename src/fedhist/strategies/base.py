@@ -40,13 +40,15 @@ class Strategy(nn.Module):
     k: int = 0
     num_params: int = 0
     last_weights: Tensor | None = None
-    """The normalised weight of each upload of the last round, for the history."""
+    """The weight with which each upload of the last round entered the update, for the history."""
     last_seen: Tensor | None = None
     """What may be kept of the last round's uploads, ``(K, P)``, where :attr:`bounds_uploads` holds."""
     mail: Tensor
     """``(P,)``: what clients are sent along with the model, where their objective has ``uses_mail``; a buffer."""
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
+    normalise: bool = True
+    """Whether weights are scaled to sum to one; otherwise they are divided by K, and small ones shorten the step."""
     ina: bool = False
     """Whether updates are given the mean length of the uploads by :meth:`restore_length`."""
     lengths: Tensor
@@ -130,11 +132,11 @@ class Strategy(nn.Module):
         return self.combine(self.weights(arrivals), arrivals.deltas)
 
     def combine(self, weights: Tensor, deltas: Tensor) -> Tensor:
-        """Normalise `weights`, keep them as :attr:`last_weights`, and return `Σ p_i g_i` (Eq. 4)."""
+        """Scale `weights` as :attr:`normalise` says, keep them as :attr:`last_weights`, return `Σ p_i g_i` (Eq. 4)."""
         rule, got = f"{type(self).__name__}.weights()", getattr(weights, "shape", type(weights).__name__)
         fits = isinstance(weights, Tensor) and weights.shape == deltas.shape[:1]
         require(fits, f"{rule} must return a tensor of shape ({len(deltas)},), got {got}.")
-        self.last_weights = normalised(weights)
+        self.last_weights = normalised(weights) if self.normalise else weights.double() / len(deltas)
         return self.average(self.last_weights, deltas)
 
     def average(self, weights: Tensor, vectors: Tensor) -> Tensor:
@@ -161,6 +163,8 @@ class Strategy(nn.Module):
 class Wrapper(Strategy):
     """A strategy around another one, which it copies: the caller may also use that one by itself."""
 
+    title: ClassVar[str] = ""
+    """Its name as part of a method's name, such as ``FedHist + median``; the class's name if it has none."""
     inner: Strategy
 
     def __init__(self, inner: Strategy) -> None:

@@ -19,10 +19,10 @@ from fedhist.errors import brief, choice, number, require, whole
 from fedhist.noise import gaussian, keyed, secret_gaussian
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, Wrapper
-from fedhist.strategies.dynsgd import DynSGD
-from fedhist.strategies.fedavg import FedAvg
 from fedhist.strategies.lengths import clipped
-from fedhist.strategies.twafl import TWAFL
+from fedhist.strategies.rules.dynsgd import DynSGD
+from fedhist.strategies.rules.fedavg import FedAvg
+from fedhist.strategies.rules.twafl import TWAFL
 
 LARGEST_DELTA = 0.1
 """Largest δ that is accepted; near 1 any mechanism is private, with an ε of zero."""

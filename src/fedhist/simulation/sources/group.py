@@ -215,6 +215,8 @@ class Group:
         scores: list[Score | None] = [None] * len(self.runs)
         chosen = {i: test for i, run in enumerate(self.runs) if (test := choose(run.task)) is not None}
         models = self.models[:, : self.net.layout.width]
+        if any(run.server.averaged is not None for run in self.runs):
+            models = torch.stack([run.server.shown for run in self.runs])
         for test in {each.identity: each for each in chosen.values()}.values():
             own = [i for i, each in chosen.items() if each.identity == test.identity]
             with fast_kernels(self.device):

@@ -55,7 +55,7 @@ class Queue:
         chosen = {i: test for i, run in enumerate(self.runs) if (test := choose(run.task)) is not None}
         found = self.trainer.evaluate(
             [
-                Candidate(run.task, run.trial.seed, run.server.version[: run.task.layout.width], test)
+                Candidate(run.task, run.trial.seed, run.server.shown, test)
                 for run, test in ((self.runs[i], test) for i, test in chosen.items())
             ]
         )

@@ -5,8 +5,6 @@ There are two kinds. Some change or select uploads before the inner strategy see
 :meth:`RobustAverage.robust`. The inner strategy computes its weights and keeps its memory either way.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -20,9 +18,6 @@ AT_ONCE = 1 << 22
 
 class Defence(Wrapper):
     """A strategy that defends another one."""
-
-    title: ClassVar[str]
-    """Its name as part of a method's name, such as ``FedHist + median``."""
 
     def __init__(self, inner: Strategy) -> None:
         super().__init__(inner)
@@ -49,7 +44,7 @@ class RobustAverage(Defence):
 
     def _instead_of_mean(self, weights: Tensor, vectors: Tensor) -> Tensor:
         self._called = True
-        total = weights.sum().to(vectors.dtype)  # smaller weights shorten the step, as in DynSGD(normalise=False)
+        total = weights.sum().to(vectors.dtype)  # smaller weights shorten the step, as in FedBuff
         weights = normalised(weights.clamp_min(0))
         pieces = torch.split(vectors, max(1, AT_ONCE // len(vectors)), dim=1)
         return total * torch.cat([self.robust(weights, piece) for piece in pieces])

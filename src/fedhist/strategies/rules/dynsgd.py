@@ -25,10 +25,3 @@ class DynSGD(Strategy):
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `1/τ_i`."""
         return 1 / arrivals.staleness.double()
-
-    def forward(self, arrivals: Arrivals) -> Tensor:
-        """Return `Σ p_i g_i`, or `(1/K) Σ g_i/τ_i`."""
-        if self.normalise:
-            return super().forward(arrivals)
-        self.last_weights = self.weights(arrivals) / len(arrivals)
-        return self.average(self.last_weights, arrivals.deltas)

@@ -9,7 +9,7 @@ from fedhist.errors import number, positive, whole
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, normalised
 from fedhist.strategies.lengths import clip_factor, cosine
-from fedhist.strategies.twafl import temporal_weight
+from fedhist.strategies.rules.twafl import temporal_weight
 
 
 class WKAFL(Strategy):

@@ -20,7 +20,7 @@ from fedhist.errors import choice, flag, number, whole
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, normalised
 from fedhist.strategies.lengths import cosine
-from fedhist.strategies.twafl import temporal_weight
+from fedhist.strategies.rules.twafl import temporal_weight
 
 
 def hindsight_utility(similarity: Tensor, staleness: Tensor, support: Tensor, threshold: float) -> Tensor:

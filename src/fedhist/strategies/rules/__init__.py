@@ -1,0 +1,1 @@
+"""Aggregation rules: one paper, one file."""
