@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
 from fedhist.errors import exit_with_sentence
-from fedhist.simulation.methods import METHODS, as_method
+from fedhist.paper.cells import COMPARED
+from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import devices_of
 
 
@@ -145,7 +146,7 @@ def measure(
 ) -> dict[str, float]:
     """Measure, print and return client updates per second of the plain loop and of the simulation."""
     where = devices_of(device)[0]
-    methods = list(METHODS) if strategy == "all" else [as_method(strategy)]
+    methods = list(COMPARED.values()) if strategy == "all" else [as_method(strategy)]
     if dataset == "random":
         task = random_task(clients, MODELS[model])
     else:

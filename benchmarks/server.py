@@ -14,8 +14,8 @@ import fedhist as fh
 from fedhist.errors import exit_with_sentence, require
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import available, devices_of
-from fedhist.strategies.rules.fedhist import default_h
 from fedhist.strategies.memory import buffer_bytes, prepared
+from fedhist.strategies.rules.fedhist import default_h
 
 
 def milliseconds(work, repeats: int, device: torch.device) -> float:

@@ -21,11 +21,24 @@ from tests.clients.test_batched import Own, Recurrent, smooth
 from tests.clients.test_tasks import KINDS, task_of
 from tests.clients.test_trainers import OBJECTIVES, jobs
 from tests.simulation.test_checkpoint import Stopped, assert_same, stop_after
-from tests.strategies.test_conformance import ALL, K, N, P, close, stream, updates
+from tests.strategies.test_conformance import ALL, K, N, P, arrived, close, parts, stream, updates
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+FIELD = [
+    "fedasync",
+    "fedbuff + momentum",
+    "ma",
+    "fadas",
+    "fedadam",
+    "aced:tau_algo=4",
+    "area",
+    "port",
+    "asyncfeded",
+    "fedfa",
+]
+SAMPLE = ["fedavg", "moon", "wkafl", "refl", "fedhist", "ca2fl", *FIELD]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -34,10 +47,10 @@ def test_a_captured_round_stays_right(name: str) -> None:
     rounds = stream(24)
     expected = updates(ALL[name](), rounds)
     strategy = ALL[name]().setup(N, K, P, device="cuda")
-    static = [t.cuda() for t in (rounds[0].deltas, rounds[0].staleness, rounds[0].clients, rounds[0].num_examples)]
+    static = [each.cuda() for each in parts(rounds[0])]
 
     def step() -> Tensor:
-        return strategy(fh.Arrivals(*static, validate=False))
+        return strategy(arrived(*static, validate=False))
 
     state = {key: value.clone() for key, value in strategy.state_dict().items()}
     side = torch.cuda.Stream()
@@ -51,15 +64,14 @@ def test_a_captured_round_stays_right(name: str) -> None:
     strategy.load_state_dict(state)
     seen = []
     for arrivals in rounds:
-        current = (arrivals.deltas, arrivals.staleness, arrivals.clients, arrivals.num_examples)
-        for target, source in zip(static, current, strict=True):
+        for target, source in zip(static, parts(arrivals), strict=True):
             target.copy_(source)
         graph.replay()
         seen.append(update.cpu().clone())
     assert close(seen, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "moon", "wkafl", "refl", "fedhist"])
+@pytest.mark.parametrize("method", SAMPLE)
 def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     runs = [fh.simulate(method, task, k=3, rounds=12, local=LOCAL, device=d, eval_every=4) for d in ("cpu", "cuda")]
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
@@ -108,7 +120,9 @@ def test_same_seed_same_bits_on_a_gpu() -> None:
         assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
 
 
-@pytest.mark.parametrize("method", ["fedhist", "moon", "refl"])
+@pytest.mark.parametrize(
+    "method", ["fedhist", "moon", "refl", "ca2fl:bits=4", "aced:tau_algo=4", "area", "fedfa + adam"]
+)
 def test_resumed_to_the_bit_on_a_gpu(task: fh.Task, tmp_path: Path, method: str) -> None:
     """Rounds before a stop came from another capture of the same graph than those after it."""
     pytest.importorskip("pydantic", reason="a checkpoint is read with pydantic")

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedhist as fh
 from fedhist.data.layout import Layout
-from fedhist.simulation.methods import METHODS
+from fedhist.paper.cells import COMPARED
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[[str], ModuleType]
@@ -61,7 +61,7 @@ def test_updates(lines: Callable[..., list[str]]) -> None:
     assert all(re.search(r"(\d+) updates/s\s+([\d.]+)×$", line) for line in printed[2:])
     assert printed[2].startswith("  plain loop, one thread ") and "1.00×" in printed[2]
     assert [line.split(",")[-1].split()[1] for line in printed[-2:]] == ["threaded", "reference"]
-    assert f"{len(METHODS)} × 1 runs" in printed[-1]
+    assert f"{len(COMPARED)} × 1 runs" in printed[-1]
 
 
 def test_both_models_without_options(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_scaling(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fh, "compare", noted)
     printed = lines("scaling", "--repeats", "1", "--device", "cpu", random_task=empty)
     assert len(printed) == 2 + 4 + 3 + 4 + 4
-    for column, values in enumerate(({1, len(METHODS)}, {100, 10_000, 1_000_000}, None, {1, 10, 50, 100}, {1, 3})):
+    for column, values in enumerate(({1, len(COMPARED)}, {100, 10_000, 1_000_000}, None, {1, 10, 50, 100}, {1, 3})):
         assert values is None or {each[column] for each in asked} == values
     assert max(each[2] for each in asked) > 100 * min(each[2] for each in asked)
 

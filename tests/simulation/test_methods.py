@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor
 
 import fedhist as fh
-from fedhist.simulation.methods import DEFENCES, METHODS, as_method
+from fedhist.simulation.methods import DEFENCES, METHODS, OPTIMIZERS, SHORT, as_method
 
 
 def test_names_and_labels() -> None:
@@ -13,12 +14,70 @@ def test_names_and_labels() -> None:
         "fedprox": "FedProx",
         "moon": "MOON",
         "scaffold": "SCAFFOLD",
+        "fedasync": "FedAsync",
+        "fedbuff": "FedBuff",
+        "delayadaptive": "DelayAdaptive",
         "dynsgd": "DynSGD",
         "twafl": "TWAFL",
         "wkafl": "WKAFL",
         "refl": "REFL",
+        "port": "Port",
+        "asyncfeded": "AsyncFedED",
+        "momentumapproximation": "MA-Light",
+        "fadas": "FADAS",
+        "fedfa": "FedFa",
+        "ca2fl": "CA2FL",
+        "fedstale": "FedStale",
+        "mifa": "MIFA",
+        "aced": "ACED",
+        "area": "AREA",
         "fedhist": "FedHist",
     }
+
+
+def test_names_of_papers_stand_for_what_they_say() -> None:
+    labels = {name: as_method(name).name for name in SHORT}
+    assert labels == {
+        "ace": "ACED(tau_algo=None)",
+        "fedvarp": "CA2FL",
+        "ma": "MA-Light",
+        "malight": "MA-Light",
+        "fedadagrad": "FedAvg + adagrad",
+        "fedadam": "FedAvg + adam",
+        "fedavgm": "FedAvg + momentum",
+        "fedyogi": "FedAvg + yogi",
+    }
+    assert as_method("MA-Light:beta=0.5").name == "MA-Light(beta=0.5)"
+    assert as_method("ace:bits=8").name == "ACED(tau_algo=None, bits=8)"
+    assert as_method("FedAdam:eta=0.1 + median").name == "FedAvg + adam(eta=0.1) + median"
+    assert as_method("delay-adaptive:tau_c=3").name == "DelayAdaptive(tau_c=3.0)"
+
+
+def test_optimizers_and_objectives_go_around_any_rule() -> None:
+    method = as_method("refl + adam:eta=0.1 + fedprox:mu=0.2")
+    assert method.name == "REFL + adam(eta=0.1) + FedProx(mu=0.2)"
+    assert isinstance(method.strategy, fh.FedAdam) and isinstance(method.strategy.inner, fh.REFL)
+    assert method.objective == fh.Proximal(mu=0.2)
+    same = as_method(fh.FedAdam(fh.REFL(), eta=0.1))
+    assert same.name == "REFL + adam(eta=0.1)"
+    assert set(OPTIMIZERS) == {"momentum", "adam", "yogi", "adagrad"}
+
+
+class Own(fh.Strategy):
+    """Somebody's own rule."""
+
+    def __init__(self, power: float = 2.0) -> None:
+        super().__init__()
+        self.power = power
+
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        return arrivals.staleness.double() ** -self.power
+
+
+def test_a_strategy_of_ones_own_is_named_by_its_place() -> None:
+    method = as_method(f"{__name__}:Own:power=3 + momentum")
+    assert method.name == "Own(power=3) + momentum"
+    assert type(method.strategy) is fh.ServerMomentum and isinstance(method.strategy.inner, Own)
 
 
 def test_fedprox_and_moon_are_fedavg_with_another_objective() -> None:
@@ -73,16 +132,24 @@ def test_defences_are_named_as_they_are_shown() -> None:
     ("spec", "sentence"),
     [
         ("fedhits", "unknown strategy 'fedhits': did you mean 'fedhist'?"),
-        ("zzz", "unknown strategy 'zzz': choose from dynsgd, fedavg"),
+        ("zzz", "unknown strategy 'zzz': choose from aced, area"),
         ("fedhist:alhpa=1", "unknown option of fedhist 'alhpa': did you mean 'alpha'?"),
         ("fedhist:alpha", "strategy 'fedhist:alpha' cannot be read; write name:key=value"),
         ("fedhist:gamma=7", r"gamma must lie in \[0, 1\], got 7."),
         ("fedhist:gamma=high", "gamma must be a number, got 'high'."),
         ("fedhist:ina=maybe", "ina must be True or False, got 'maybe'."),
         ("fedhist:h=2.5", "h must be a whole number, got 2.5."),
-        ("fedhist + medien", "unknown defence 'medien': did you mean 'median'?"),
+        ("fedhist + medien", "unknown defence, server optimizer or objective 'medien': did you mean 'median'?"),
         ("fedhist + trimmed:share=1", r"share must lie in \[0, 0.5\], got 1."),
         ("fedhist + median:inner=1", "unknown option of median 'inner': there are none."),
+        ("scaffold + fedprox", "SCAFFOLD has clients of its own, which 'fedprox' would replace."),
+        ("nowhere:Rule", "strategy='nowhere:Rule' cannot be imported: No module named 'nowhere'."),
+        ("math:pi", "strategy='math:pi' must name a function or a class, got float."),
+        ("fedbuff:a=-1", "a must not be negative, got -1."),
+        ("fedasync:s=sometimes", "s must be 'polynomial', 'hinge' or 'constant', got 'sometimes'."),
+        ("aced:tau_algo=1.5", "tau_algo must be a whole number, got 1.5."),
+        ("ca2fl:bits=3", "bits must be 32, 16, 8 or 4, got 3."),
+        ("refl + adam:eta=0", "eta must be positive, got 0."),
         ("wkafl:stage_two=a", "stage_two must be a whole number, got 'a'."),
     ],
 )

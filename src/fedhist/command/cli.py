@@ -249,14 +249,17 @@ def replay(
 
 @app.command()
 def strategies() -> None:
-    """List the methods, what can defend them, what can attack them, and their options."""
-    from fedhist.simulation.methods import DEFENCES, METHODS  # noqa: PLC0415
+    """List the methods, what can go around them, what can attack them, and their options."""
+    from fedhist.simulation.methods import DEFENCES, METHODS, OPTIMIZERS, SHORT  # noqa: PLC0415
     from fedhist.world.attacks import ATTACKS  # noqa: PLC0415
 
     table = Table("name", "method", "options and defaults", box=None, pad_edge=False)
     for name, entry in METHODS.items():
         table.add_row(name, entry.title, _options(entry.make))
-    for kind, known in (("defence", DEFENCES), ("attack", ATTACKS)):
+    for name, meaning in SHORT.items():
+        table.add_row(name, f"= {meaning}", "")
+    around = {"after a name and a plus, on the server": OPTIMIZERS, "after a name and a plus, a defence": DEFENCES}
+    for kind, known in {**around, "attack": ATTACKS}.items():
         table.add_section()
         table.add_row("", Text(kind, style="bold"))
         for name, make in known.items():

@@ -50,7 +50,9 @@ class Arrivals:
     def received(self) -> Tensor:
         """``(K, P)``: the models that the uploads started from; put together when asked for."""
         if self.received_from is None:
-            raise InvalidInput("the models that these uploads started from are not known here.")
+            raise InvalidInput(
+                "the models that these uploads started from are not known here; a recording does not hold them."
+            )
         return self.received_from()
 
     @property

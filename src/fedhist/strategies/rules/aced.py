@@ -15,8 +15,8 @@ from fedhist.strategies.rules.mifa import MIFA
 class ACED(MIFA):
     """Average the last uploads `h_j` of all clients whose last one does not stem from too old a version.
 
-    `u = 1/|A|·Σ_{j ∈ A} h_j` with `A = {j: t - s_j ≤ τ_algo}`, where `h_j` was computed from version `s_j`; before a
-    client's first upload, `h_j = 0` and `s_j = 1`.
+    `u = 1/|A|·Σ_{j ∈ A} h_j`, `A = {j: t - s_j ≤ τ_algo}`, where `h_j` stems from version `s_j`; at first `h_j = 0` of
+    version 1.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class ACED(MIFA):
             return super().forward(arrivals)
         clients, g = arrivals.clients, arrivals.deltas
         self.round += 1
-        self.sums.index_fill_(0, self.round % len(self.sums), 0.0)  # forgets version t - τ_algo - 1, whose place it was
+        self.sums.index_fill_(0, self.round % len(self.sums), 0.0)  # version t - τ_algo - 1 is forgotten
         self._add(self.versions[clients], -self.cache.exchange(clients, g))
         self.versions.index_copy_(0, clients, self.round - arrivals.staleness + 1)
         self._add(self.versions[clients], self.cache.last(clients, g.dtype))

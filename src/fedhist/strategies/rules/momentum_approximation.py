@@ -9,8 +9,7 @@ from fedhist.errors import number
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
 
-VERSIONS = 1024
-"""Versions that are told apart; uploads from older ones count as from the oldest of them."""
+VERSIONS = 1024  # that are told apart; uploads from older ones count as from the oldest of them
 
 
 class MomentumApproximation(Strategy):
@@ -57,10 +56,10 @@ class MomentumApproximation(Strategy):
 
 
 def _least_squares(rows: Tensor, wanted: Tensor) -> Tensor:
-    """Return the shortest `x`, ``(2,)``, of those that bring `x @ rows` nearest to what is wanted; no branches."""
+    """Return the shortest `x`, ``(2,)``, of those that bring `x @ rows` nearest to what is wanted."""
     gram = rows @ rows.T
     trace, det = gram.trace(), gram[0, 0] * gram[1, 1] - gram[0, 1].square()
     singular = det <= 1e-12 * trace.square()  # as long as all uploads stem from one version
-    inverse = (trace * torch.eye(2).to(gram) - gram) / torch.where(singular, 1.0, det)
-    x: Tensor = torch.where(singular, gram / trace.square(), inverse) @ (rows @ wanted)
+    adjugate = trace * torch.eye(2, dtype=gram.dtype, device=gram.device) - gram
+    x: Tensor = torch.where(singular, gram / trace.square(), adjugate / det) @ (rows @ wanted)
     return x
