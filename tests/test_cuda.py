@@ -71,7 +71,7 @@ def test_a_captured_round_stays_right(name: str) -> None:
     assert close(seen, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", SAMPLE)
+@pytest.mark.parametrize("method", [*SAMPLE, *CACHED, "port", "asyncfeded", "fedfa"])
 def test_gpu_and_cpu_agree(task: fh.Task, method: str) -> None:
     runs = [fh.simulate(method, task, k=3, rounds=12, local=LOCAL, device=d, eval_every=4) for d in ("cpu", "cuda")]
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-3)
@@ -120,9 +120,7 @@ def test_same_seed_same_bits_on_a_gpu() -> None:
         assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
 
 
-@pytest.mark.parametrize(
-    "method", ["fedhist", "moon", "refl", "ca2fl:bits=4", "aced:tau_algo=4", "area", "fedfa + adam"]
-)
+@pytest.mark.parametrize("method", ["fedhist", "moon", "refl", *CACHED, "fedfa + adam"])
 def test_resumed_to_the_bit_on_a_gpu(task: fh.Task, tmp_path: Path, method: str) -> None:
     """Rounds before a stop came from another capture of the same graph than those after it."""
     pytest.importorskip("pydantic", reason="a checkpoint is read with pydantic")
