@@ -103,8 +103,7 @@ class Cell:
 
     def trial(self, task: Task) -> Trial:
         """Return the run as the simulator takes it."""
-        work = {"optimizer": self.optimizer, "clip_norm": self.clip_norm}
-        local = Local(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size, **work)
+        local = Local(self.lr, self.local_steps, self.batch_size, optimizer=self.optimizer, clip_norm=self.clip_norm)
         speeds = SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal()
         names = ("k", "rounds", "seed", "eval_every", "server_lr", "concurrency")
         same = {name: getattr(self, name) for name in names}

@@ -58,9 +58,13 @@ class Session:
                     data_dir=self._data_dir, beside=self.beside, side_by_side=self._most,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                done = len(results(cells, self.folder, self.beside))
+                done = len(self.found(cells))
                 print(f"Interrupted; {done} of {len(cells)} runs are in {self.folder}, and the same command resumes.")
                 raise SystemExit(130) from None
+        return self.found(cells)
+
+    def found(self, cells: Sequence[Cell]) -> Results:
+        """Return the results of the cells that are finished."""
         return results(cells, self.folder, self.beside)
 
     def _announce(self, batch: Sequence[Cell]) -> None:
