@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import choice, require, unknown, whole
+from fedhist.errors import choice, unknown, whole
 from fedhist.paper.cells import Cell
 from fedhist.paper.league import (
     ENTRANTS,
@@ -22,7 +22,7 @@ from fedhist.paper.league import (
     tuning_cells,
 )
 from fedhist.paper.session import Session, share_of
-from fedhist.paper.standings import TABLES, Played, draw
+from fedhist.paper.standings import TABLES, Played, draw, everywhere
 from fedhist.paper.tables import Results
 from fedhist.simulation.methods import as_method
 
@@ -75,13 +75,11 @@ def compete(
 def _named(strategies: Iterable[str], entrants: Mapping[str, Entrant]) -> dict[str, Entrant]:
     """Return the methods that are asked for by their names in tables: those of the league, or others."""
     named: dict[str, Entrant] = {}
-    for spec in strategies:
-        method = as_method(spec.strip())
-        listed = {name: each for name, each in entrants.items() if each.spec == spec.strip()}
-        require(
-            bool(listed) or method.name not in entrants, f"strategy {spec!r} has the name of another, {method.name}."
-        )
-        named |= listed or {method.name: Entrant(spec.strip())}
+    for spec in map(str.strip, strategies):
+        name = as_method(spec).name
+        listed = {each: entrant for each, entrant in entrants.items() if entrant.spec == spec.lower()}
+        # A class of the user's may be called like a method of the league.
+        named |= listed or {spec if name in entrants else name: Entrant(spec)}
     return named
 
 
@@ -92,9 +90,7 @@ def _pair(key: Key, entrants: Mapping[str, Entrant]) -> tuple[Setting, Entrant]:
 def _finished(what: str, cells: Mapping[Key, Sequence[Cell]], own: Iterable[Key], session: Session) -> Results:
     """Run what is missing of some methods; return all results there are."""
     everything, mine = ([cell for key in keys for cell in cells[key]] for keys in (cells, own))
-    before = len(session.found(mine))
-    print(f"Runs {what}: {before:,} of {len(mine):,} are there already.", flush=True)
-    return session.finished(everything, mine)
+    return session.finished(everything, mine, what)
 
 
 def _played(
@@ -115,14 +111,15 @@ def _played(
 
 
 def _show(session: Session, season: Sequence[Played]) -> None:
-    played = [each for each in season if each.measured()]
+    played = [each for each in season if each.scores]
     if not played:
         print("No method has all its runs yet.")
         return
     for name, table in TABLES.items():
         if text := table(played):
             session.show(name, text)
-    session.draw(PICTURE, partial(draw, played))
+    if everywhere(played):
+        session.draw(PICTURE, partial(draw, played))
 
 
 def shortened(line: str) -> str:

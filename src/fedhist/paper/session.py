@@ -49,18 +49,26 @@ class Session:
         self._device, self._engine, self._data_dir, self._most = device, engine, data_dir, side_by_side
         self._started = time.perf_counter()
 
-    def finished(self, cells: Sequence[Cell], own: Sequence[Cell]) -> Results:
-        """Run what is missing of this call's own cells; return the results of all cells that are finished."""
-        if own and not self._redraw:
-            try:
-                run(
-                    own, self.folder, on_batch=self._announce, device=self._device, engine=self._engine,
-                    data_dir=self._data_dir, beside=self.beside, side_by_side=self._most,
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                done = len(self.found(cells))
-                print(f"Interrupted; {done} of {len(cells)} runs are in {self.folder}, and the same command resumes.")
-                raise SystemExit(130) from None
+    def finished(self, cells: Sequence[Cell], own: Sequence[Cell], what: str = "") -> Results:
+        """Run what is missing of this call's own cells; return the results of all cells that are finished.
+
+        With `what` they are, it is said how many of its own need not be run.
+        """
+        there = self.found(cells)
+        missing = [cell for cell in own if cell not in there]
+        if what:
+            print(f"Runs {what}: {len(own) - len(missing):,} of {len(own):,} are there already.", flush=True)
+        if not missing or self._redraw:
+            return there
+        try:
+            run(
+                missing, self.folder, on_batch=self._announce, device=self._device, engine=self._engine,
+                data_dir=self._data_dir, side_by_side=self._most,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            done = len(self.found(cells))
+            print(f"Interrupted; {done} of {len(cells)} runs are in {self.folder}, and the same command resumes.")
+            raise SystemExit(130) from None
         return self.found(cells)
 
     def found(self, cells: Sequence[Cell]) -> Results:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedhist.store.recording import in_units
 from fedhist.strategies.memory import buffer_bytes
 
 SIGNIFICANT = 0.05
+FURTHEST = 15.0
+"""Points behind the best at which the picture ends: small differences must stay visible."""
 TARGET_SHARE = 0.9
 """Share of the baseline's final accuracy that the time is taken to."""
 OURS = "FedHist"
@@ -40,7 +43,12 @@ class Played:
     runs: Mapping[str, Mapping[int, Result]]
     """By method and seed."""
 
-    def measured(self, measure: Callable[[Result], float] = final) -> dict[str, dict[int, float]]:
+    @cached_property
+    def scores(self) -> dict[str, dict[int, float]]:
+        """The final accuracy of each method that is ranked, by seed."""
+        return self.measured(final)
+
+    def measured(self, measure: Callable[[Result], float]) -> dict[str, dict[int, float]]:
         """Return a measure of each method that is ranked, by seed."""
         ranked = {name: runs for name, runs in self.runs.items() if self.entrants[name].ranked}
         return {name: {seed: measure(run) for seed, run in runs.items()} for name, runs in ranked.items()}
@@ -71,18 +79,16 @@ def level(scores: Mapping[str, Seeds]) -> set[str]:
 
 def everywhere(season: Sequence[Played]) -> list[str]:
     """Return the ranked methods that took part in all settings: ranks and means over settings are of these."""
-    measured = [played.measured() for played in season]
-    return [name for name in measured[0] if all(name in each for each in measured)] if measured else []
+    return [name for name in season[0].scores if all(name in played.scores for played in season)]
 
 
 def behind(season: Sequence[Played], name: str) -> list[dict[int, float]]:
     """Return how many points a method is behind the best of each setting it took part in, by seed."""
     gaps = []
     for played in season:
-        scores = played.measured()
-        if name in scores:
-            best = scores[best_of(scores)]
-            gaps.append({seed: best[seed] - value for seed, value in scores[name].items() if seed in best})
+        if name in played.scores:
+            best = played.scores[best_of(played.scores)]
+            gaps.append({seed: best[seed] - value for seed, value in played.scores[name].items() if seed in best})
     return gaps
 
 
@@ -97,11 +103,11 @@ def mean_ranks(season: Sequence[Played]) -> dict[str, float]:
     """Return the mean rank over settings, 1 the best, of the methods that took part in all; equal ones share ranks."""
     from scipy import stats  # noqa: PLC0415 (a second to import)
 
-    names, ranks = everywhere(season), []
-    for played in season:
-        scores = played.measured()
-        ranks.append(stats.rankdata([-statistics.fmean(scores[name].values()) for name in names]))
-    return dict(zip(names, np.mean(ranks, axis=0).tolist(), strict=True)) if names else {}
+    names = everywhere(season)
+    if not names:
+        return {}
+    means = [[statistics.fmean(played.scores[name].values()) for name in names] for played in season]
+    return dict(zip(names, stats.rankdata(-np.array(means), axis=1).mean(axis=0).tolist(), strict=True))
 
 
 def critical_difference(methods: int, settings: int) -> float:
@@ -115,7 +121,7 @@ def critical_difference(methods: int, settings: int) -> float:
 def in_order(season: Sequence[Played]) -> list[str]:
     """Return all ranked methods: those that took part everywhere by their distance to the best, then the others."""
     complete = everywhere(season)
-    listed = list(dict.fromkeys(name for played in season for name in played.measured()))
+    listed = list(dict.fromkeys(name for played in season for name in played.scores))
     first = sorted(complete, key=lambda name: mean_behind(behind(season, name))[0])
     return [*first, *(name for name in listed if name not in complete)]
 
@@ -143,7 +149,7 @@ def _costs(season: Sequence[Played], name: str) -> list[tuple[str, str]]:
 def summary(season: Sequence[Played]) -> str:
     """Return one line a method: points behind the best, ranks, and what it costs."""
     ranks, rows, header = mean_ranks(season), [], list[str]()
-    good = [level(played.measured()) for played in season]
+    good = [level(played.scores) for played in season]
     for name in in_order(season):
         gaps = behind(season, name)
         mean, half = mean_behind(gaps)
@@ -170,7 +176,7 @@ def accuracy(season: Sequence[Played]) -> str:
     """Return each method's mean accuracy in each setting: the best bold, those level with it in italics."""
     columns = []
     for played in season:
-        scores = played.measured()
+        scores = played.scores
         best, good = best_of(scores), level(scores)
         marks = {name: "**" if name == best else "*" if name in good else "" for name in scores}
         means = {name: f"{statistics.fmean(own.values()):.1f}" for name, own in scores.items()}
@@ -282,21 +288,24 @@ def draw(season: Sequence[Played], path: Path) -> None:
     """Draw how far each method is behind the best: the mean over settings with its interval, a pale dot a setting."""
     complete = everywhere(season)
     names = [name for name in in_order(season) if name in complete]
-    with drawing(path, 1, 1, (7, 0.9 + 0.27 * len(names)), 150) as (axes,):
+    with drawing(path, 1, 1, (7, 1.1 + 0.26 * len(names)), 150) as (axes,):
         for place, name in enumerate(names):
             gaps = behind(season, name)
             mean, half = mean_behind(gaps)
             colour = COLOURS[1] if name == OURS else COLOURS[0]
             each = [statistics.fmean(gap.values()) for gap in gaps]
-            axes.plot(each, [place] * len(each), ".", color=colour, alpha=0.3, markersize=6, markeredgewidth=0)
+            if mean > FURTHEST:
+                axes.text(FURTHEST, place, f"{mean:.1f} → ", ha="right", va="center", color=colour)
+                continue
+            axes.plot(each, [place] * len(each), "o", color=colour, alpha=0.25, markersize=4, markeredgewidth=0)
             axes.errorbar(mean, place, xerr=half or 0, fmt="o", color=colour, markersize=6, capsize=3, linewidth=2)
         axes.set_yticks(range(len(names)), names)
         for label in axes.get_yticklabels():
             label.set_fontweight("bold" if label.get_text() == OURS else "normal")
             label.set_parse_math(False)  # a method of the user's may be called anything
-        axes.invert_yaxis()
-        axes.set_xlim(left=-0.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(-0.5, FURTHEST if axes.get_xlim()[1] > FURTHEST else None)
         count = "1 setting" if len(season) == 1 else f"{len(season)} settings"
-        axes.set_xlabel(f"points of accuracy behind the best method: mean over {count}, 95 % interval over seeds")
+        axes.set_xlabel(f"points behind the best method\nmean over {count} with its 95 % interval over seeds")
         axes.grid(axis="x", alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
