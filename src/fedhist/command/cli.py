@@ -334,6 +334,30 @@ def paper(
     )  # fmt: skip
 
 
+@app.command()
+def league(
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="Run only this method, of the league or yours; may be repeated.")
+    ] = None,
+    setting: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    scale: Annotated[str, typer.Option(help="full: for a GPU; smoke: minutes on two cores.")] = "full",
+    seeds: Annotated[int, typer.Option(help="How many seeds are tested, counted from 100.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for runs, tables and the picture.")] = Path("league"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
+    part: Annotated[str, typer.Option(help="Only the I-th of N shares of the methods.", metavar="I/N")] = "1/1",
+    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show the runs there are.")] = False,
+    pack: Annotated[bool, typer.Option("--pack", help="Put all finished runs into one compressed file.")] = False,
+) -> None:
+    """Compare all methods, each with its own rates, in many settings; a method of yours gets its row."""
+    from fedhist.paper.compete import compete  # noqa: PLC0415
+
+    compete(
+        scale=scale, strategies=strategy, settings=setting, seeds=seeds, out=out, device=device, data_dir=data_dir,
+        part=part, redraw=redraw, packed=pack,
+    )  # fmt: skip
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     options_metavar="[updates|server|scaling|startup] [OPTIONS]",

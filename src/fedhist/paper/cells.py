@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedhist.clients.local import LocalSGD
+from fedhist.clients.local import Local
 from fedhist.data import Task, load_task
+from fedhist.data.datasets import NATURAL
 from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import as_attack
 from fedhist.world.speeds import LogNormal, SlowGroup
@@ -36,8 +37,10 @@ LAST = 5
 """Number of evaluations whose mean is the final accuracy: a single one is noisy."""
 RARE_CLASS, SLOW_SHARE, SLOW_SPEED = 9, 0.1, 0.5
 """Figure 5: the tenth class lies with a tenth of the clients, which update half as often as the others."""
-ATTACKED_RATIO = 1000.0
-"""Runs under attack show what methods and defences do, not what screening for absurd lengths takes away from them."""
+ATTACKED_RATIO, UNSCREENED_RATIO = 1000.0, 1e9
+"""`max_norm_ratio` of runs under attack, which show what methods and defences do and not what screening for absurd
+lengths takes away from them; and of runs that try far too large rates, which are to diverge by themselves: screening
+would rescue some of them, and a run with a rejected upload leaves its batch on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,14 @@ class Cell:
     """Whether a tenth of the training data is held back and used as the test set."""
     attack: str | None = None
     """What some of the clients do, such as ``sign-flip:share=0.2``."""
+    server_lr: float = 1.0
+    concurrency: int | None = None
+    """Clients at work at a time; all by default, and with K of them rounds are synchronous."""
+    model: str | None = None
+    optimizer: str = "sgd"
+    clip_norm: float | None = None
+    screened: bool = True
+    """Whether uploads of absurd length are rejected."""
 
     @property
     def key(self) -> str:
@@ -81,20 +92,23 @@ class Cell:
     @property
     def split(self) -> tuple[object, ...]:
         """What the task of this run depends on."""
-        return self.dataset, self.clients, self.beta, self.seed, self.rare, self.validation
+        return self.dataset, self.clients, self.beta, self.seed, self.rare, self.validation, self.model
 
     def task(self, data_dir: str | Path | None = None) -> Task:
         """Load the data and divide them."""
-        split, rare = (self.dataset, self.clients, self.beta, self.seed), RARE_CLASS if self.rare else None
-        return load_task(*split, rare_class=rare, rare_clients=self.slow, validation=self.validation, data_dir=data_dir)
+        about: dict[str, Any] = {"seed": self.seed, "model": self.model, "data_dir": data_dir}
+        if self.dataset not in NATURAL:  # which come divided
+            about |= {"beta": self.beta, "rare_class": RARE_CLASS if self.rare else None, "rare_clients": self.slow}
+        return load_task(self.dataset, self.clients, validation=self.validation, **about)
 
     def trial(self, task: Task) -> Trial:
         """Return the run as the simulator takes it."""
-        local = LocalSGD(lr=self.lr, steps=self.local_steps, batch_size=self.batch_size)
+        local = Local(self.lr, self.local_steps, self.batch_size, optimizer=self.optimizer, clip_norm=self.clip_norm)
         speeds = SlowGroup(self.slow, SLOW_SPEED) if self.rare else LogNormal()
-        same = {name: getattr(self, name) for name in ("k", "rounds", "seed", "eval_every")}
-        if self.attack is not None:
-            same["max_norm_ratio"] = ATTACKED_RATIO
+        names = ("k", "rounds", "seed", "eval_every", "server_lr", "concurrency")
+        same = {name: getattr(self, name) for name in names}
+        if self.attack is not None or not self.screened:
+            same["max_norm_ratio"] = ATTACKED_RATIO if self.screened else UNSCREENED_RATIO
         return Trial(self.method, task, local=local, speeds=speeds, attack=as_attack(self.attack), **same)
 
 

@@ -5,7 +5,7 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -29,23 +29,30 @@ ARCHIVE, ALONE = "runs.jsonl.gz", f"{'?' * 16}.json"
 """Files with all results of a folder, and with one: its name is the cell's key."""
 ATTACKERS = ("attackers_uploads", "attackers_weight")
 SIDE_BY_SIDE = 48
-"""Runs that fill a GPU: more at a time would not be faster, and an interruption would discard more."""
+"""Runs that fill a GPU: more at a time are hardly faster, and an interruption would discard more."""
+MOST_TOGETHER = {"shakespeare": 48}
+"""The same by data set, where a single run takes as long as a dozen of LeNet's."""
 
 
-def results(cells: Sequence[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
-    """Return the results of those cells that are finished."""
-    found = {key: result for _, key, result in _stored(folder)}
+def results(cells: Sequence[Cell], folder: Path, beside: Path | None = None) -> dict[Cell, dict[str, Any]]:
+    """Return the results of those cells that are finished, in a folder or in an archive beside it."""
+    found = {key: result for _, key, result in _archived(beside)} if beside is not None else {}
+    found |= {key: result for _, key, result in _stored(folder)}
     return {cell: found[cell.key] for cell in cells if cell.key in found}
 
 
-def _stored(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Return all results of a folder, from its archive and from files of their own: a line of JSON, key and result."""
-    archive = folder / ARCHIVE
+def _archived(archive: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return all results of an archive, if there is one: a line of JSON, key and result."""
     try:
         for line in read_lines(archive) if archive.exists() else ():
             yield line.strip(), *_checked(line)
     except (OSError, ValueError) as error:
         raise FedHistError(f"{archive} is damaged: {reason(error)}.") from error
+
+
+def _stored(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return all results of a folder, from its archive and from files of their own: a line of JSON, key and result."""
+    yield from _archived(folder / ARCHIVE)
     for file in sorted(folder.glob(ALONE)):
         try:
             line = json.dumps(parse_json(read_text(file)))
@@ -64,14 +71,20 @@ def _checked(text: str) -> tuple[str, dict[str, Any]]:
     except (TypeError, KeyError):
         raise ValueError("it does not name its cell") from None
     rounds, every = whole("rounds", cell.rounds, 1), whole("eval_every", cell.eval_every, 1)
-    result: dict[str, Any] = {"accuracy": _numbers(stored, "accuracy"), "per_class": _numbers(stored, "per_class")}
-    # Tiers are only shown where a class is rare, and old results do not have them.
-    result["per_tier"] = _numbers(stored, "per_tier") if cell.rare else []
-    complete = len(result["accuracy"]) == -(-rounds // every) and stored.get("round") == _evaluations(rounds, every)
-    complete &= len(result["per_class"]) >= 10 and (len(result["per_tier"]) == 3) == cell.rare
+    result: dict[str, Any] = {"accuracy": _numbers(stored, "accuracy")}
+    # Classes and tiers are only shown where a class is rare; other results do not need them.
+    for name in ("per_class", "per_tier"):
+        result[name] = _numbers(stored, name) if cell.rare else []
+    result["time"] = _numbers(stored, "time") if "time" in stored else []
+    if "parameters" in stored:
+        result["parameters"] = whole("parameters", stored["parameters"], 1)
+    evaluations = _evaluations(rounds, every)
+    complete = len(result["accuracy"]) == len(evaluations) and stored.get("round", evaluations) == evaluations
+    complete &= not cell.rare or (len(result["per_class"]) >= 10 and len(result["per_tier"]) == 3)
+    complete &= len(result["time"]) in (0, len(evaluations))
     require(complete, "it is not complete")
     about = {name: number(name, stored[name], 0.0, 1.0) for name in ATTACKERS if name in stored}
-    return cell.key, result | about | {"round": _evaluations(rounds, every), "diverged": stored.get("diverged") is True}
+    return cell.key, result | about | {"round": evaluations, "diverged": stored.get("diverged") is True}
 
 
 @lru_cache
@@ -86,9 +99,12 @@ def _numbers(stored: dict[str, Any], name: str) -> list[float]:
     return [number(name, value) for value in values]
 
 
-def pack(folder: Path) -> Path:
-    """Move all results of a folder into its archive, in an order that does not depend on when they were made."""
-    lines = {key: line for line, key, _ in _stored(folder)}
+def pack(folder: Path, shortened: Callable[[str], str] = str) -> Path:
+    """Move all results of a folder into its archive, in an order that does not depend on when they were made.
+
+    `shortened` may return less of a line than there is; what :func:`results` returns must stay.
+    """
+    lines = {key: shortened(line) for line, key, _ in _stored(folder)}
     with whole_file(folder / ARCHIVE) as part:
         content = "".join(f"{lines[key]}\n" for key in sorted(lines))
         part.write_bytes(gzip.compress(content.encode(), mtime=0))  # the same results are the same file
@@ -105,6 +121,7 @@ def run(
     engine: str = "local",
     data_dir: str | Path | None = None,
     on_batch: Callable[[Sequence[Cell]], None] | None = None,
+    side_by_side: int = SIDE_BY_SIDE,
 ) -> None:
     """Run the cells that are not finished.
 
@@ -117,8 +134,8 @@ def run(
     for cell in cells:
         if cell not in done:
             alike.setdefault((cell.dataset, cell.validation, cell.rounds, cell.eval_every), []).append(cell)
-    size = 1 if engine == "local" and devices_of(device)[0].type == "cpu" else SIDE_BY_SIDE
-    for batch in [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]:
+    on_cpu = engine == "local" and devices_of(device)[0].type == "cpu"
+    for batch in _batches(alike.values(), 1 if on_cpu else side_by_side):
         if on_batch:
             on_batch(batch)
         with warnings.catch_warnings():
@@ -136,14 +153,22 @@ def run(
                 part.write_text(json.dumps(_result(cell, trial, history) | _circumstances(took, len(batch), device)))
 
 
+def _batches(alike: Iterable[Sequence[Cell]], most: int) -> Iterator[Sequence[Cell]]:
+    """Return cells that may take their rounds together, as many at a time as fill a GPU."""
+    for group in alike:
+        size = min(most, MOST_TOGETHER.get(group[0].dataset, most))
+        yield from (group[start : start + size] for start in range(0, len(group), size))
+
+
 def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
     task, rounds = trial.task, _evaluations(cell.rounds, cell.eval_every)
-    about = {"cell": asdict(cell), "round": rounds}
+    about = {"cell": asdict(cell), "round": rounds, "parameters": task.layout.size}
     if history.diverged:  # a model of NaN is no better than guessing, however good it was some evaluations ago
         guess = 1 / task.num_classes
         curves = {"accuracy": [guess] * len(rounds), "loss": [None] * len(rounds)}
         return about | curves | {"diverged": True, "per_class": [guess] * task.num_classes, "per_tier": [guess] * 3}
-    per_class = np.array([each.per_class for each in history.evaluations[-LAST:]], dtype=float).mean(axis=0)
+    # A class without test examples has no accuracy, which is only possible where none is rare.
+    per_class = np.nan_to_num(np.array([each.per_class for each in history.evaluations[-LAST:]], float).mean(axis=0))
     shares = tier_shares(trial.speeds.mean_times(task.num_clients, trial.seed), task.label_counts())
     return {
         **about,
@@ -151,7 +176,7 @@ def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
         "loss": [None if value is None else round(value, 5) for value in history.loss],
         "per_class": per_class.round(6).tolist(),
         "per_tier": (shares @ per_class).round(6).tolist(),
-        "virtual_time": history.evaluations[-1].time,
+        "time": [round(value, 3) for value in history.time],
         **attackers_part(trial, history),
     }
 

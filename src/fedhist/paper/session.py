@@ -1,0 +1,107 @@
+"""One call of ``fedhist paper`` or ``fedhist league``: run what a folder lacks, show what there is, pack it."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedhist.errors import InvalidInput
+from fedhist.paper.cells import Cell
+from fedhist.paper.runner import SIDE_BY_SIDE, pack, results, run
+from fedhist.paper.tables import Results
+from fedhist.store.files import whole_file
+
+
+def share_of(text: str) -> slice:
+    """Return which of some things belong to a share such as 2/8."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise InvalidInput(f"part must look like 2/8, the second of eight shares, got {text!r}.")
+    return slice(part - 1, None, parts)
+
+
+class Session:
+    """A folder with results, how its runs are made, and what is printed about it.
+
+    Parameters
+    ----------
+    folder
+        Where finished runs are kept and tables and figures are written.
+    beside
+        An archive with finished runs that are not run again either.
+    redraw
+        Run nothing, show the runs there are.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        engine: str = "local",
+        data_dir: str | Path | None = None,
+        redraw: bool = False,
+        beside: Path | None = None,
+        side_by_side: int = SIDE_BY_SIDE,
+    ) -> None:
+        self.folder, self.beside, self._redraw = Path(folder), beside, redraw
+        self._device, self._engine, self._data_dir, self._most = device, engine, data_dir, side_by_side
+        self._started = time.perf_counter()
+
+    def finished(self, cells: Sequence[Cell], own: Sequence[Cell], what: str = "") -> Results:
+        """Run what is missing of this call's own cells; return the results of all cells that are finished.
+
+        With `what` they are, it is said how many of its own need not be run.
+        """
+        there = self.found(cells)
+        missing = [cell for cell in own if cell not in there]
+        if what:
+            print(f"Runs {what}: {len(own) - len(missing):,} of {len(own):,} are there already.", flush=True)
+        if not missing or self._redraw:
+            return there
+        try:
+            run(
+                missing, self.folder, on_batch=self._announce, device=self._device, engine=self._engine,
+                data_dir=self._data_dir, side_by_side=self._most,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            done = len(self.found(cells))
+            print(f"Interrupted; {done} of {len(cells)} runs are in {self.folder}, and the same command resumes.")
+            raise SystemExit(130) from None
+        return self.found(cells)
+
+    def found(self, cells: Sequence[Cell]) -> Results:
+        """Return the results of the cells that are finished."""
+        return results(cells, self.folder, self.beside)
+
+    def _announce(self, batch: Sequence[Cell]) -> None:
+        what = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
+        print(f"{self._seconds}: {what}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
+
+    @property
+    def _seconds(self) -> str:
+        return f"{time.perf_counter() - self._started:7.1f} s"
+
+    def show(self, name: str, table: str, missing: str = "") -> None:
+        """Print a table and write it into the folder."""
+        print(f"\n{name}{missing}\n\n{table}\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.folder / f"{name}.md") as part:
+            part.write_text(table + "\n", encoding="utf-8")
+
+    def draw(self, name: str, figure: Callable[[Path], None]) -> None:
+        """Draw a figure into the folder."""
+        figure(self.folder / f"{name}.png")
+        print(f"Figure: {self.folder / f'{name}.png'}")
+
+    def end(self, packed: bool, shortened: Callable[[str], str] = str) -> None:
+        """Pack the folder's runs if that was asked for, and say how long all this took."""
+        if packed:
+            print(f"Runs: {pack(self.folder, shortened)}")
+        print(f"{self._seconds} in all")
+
+
+def lacking(found: int, wanted: int) -> str:
+    """Return how many runs are missing, in brackets; nothing if there are all."""
+    return f" ({wanted - found} of {wanted} runs are missing)" if found < wanted else ""
