@@ -133,7 +133,7 @@ class Scale:
 
 SCALES = {
     "full": Scale(
-        rounds={"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 15_000},
+        rounds={"fashion-mnist": 2000, "cifar10": 10_000, "cifar100": 24_000},
         longest={"fashion-mnist": 4000, "cifar10": 20_000, "cifar100": 30_000},
         one="cifar10",
         short=5000,
