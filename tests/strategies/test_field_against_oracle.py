@@ -97,7 +97,7 @@ MOMENTUM = [
     Case("MomentumApproximation", {"beta": 0.99}),
 ]
 ALL = RULES + WRAPPED + MOMENTUM
-SHAPES = [(20, 4), (50, 5), (6, 6), (9, 1)]
+ROUNDS = {(20, 4): 40, (50, 5): 60, (6, 6): 15, (9, 1): 40}  # nothing gets stale with 6 of 6
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -179,10 +179,10 @@ def test_defaults_are_the_same(name: str) -> None:
             assert parameter.default == getattr(getattr(oracle, name), option)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", ROUNDS, ids=str)
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_same_updates(case: Case, shape: tuple[int, int]) -> None:
-    expected, got, theirs = play(case, (*shape, 7), 60 if shape == (50, 5) else 40, torch.float64)
+    expected, got, theirs = play(case, (*shape, 7), ROUNDS[shape], torch.float64)
     agree(expected, got, precise(theirs))
 
 
