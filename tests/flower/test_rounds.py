@@ -205,6 +205,7 @@ def test_the_history_says_what_the_run_was() -> None:
         ({"on_round": 3}, "on_round must be a function"),
         ({"max_norm_ratio": -1}, "max_norm_ratio must be at least 1"),
         ({"bad_updates": "ignore"}, "bad_updates must be"),
+        ({"bad_updates": "accept"}, "bad_updates='accept' is for simulations"),
         ({"rounds": 0}, "num_rounds must be at least 1"),
         ({"timeout": 0}, "timeout must be positive"),
     ],

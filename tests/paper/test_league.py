@@ -17,6 +17,7 @@ from fedhist.paper.cells import LAST
 from fedhist.paper.compete import compete, shortened
 from fedhist.paper.league import ENTRANTS, SETTINGS, Choice, Entrant, Setting
 from fedhist.paper.standings import Played
+from fedhist.simulation.methods import as_method
 from tests.command.calls import fails, succeeds
 
 TINY = Setting("rare class, 10", "digits", 6, k=2, rare=True, rates=(0.05, 0.15))
@@ -63,6 +64,11 @@ def test_there_are_twelve_settings_and_all_methods_meet_in_them() -> None:
         assert not any(ENTRANTS[name].fits(s) for s in full.values() if s.local_steps == 1)
     for name in ("FedAsync, K = 1", "FedAvg, synchronous"):
         assert [s.local_steps for s in full.values() if ENTRANTS[name].fits(s)] == [1, 5]
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_every_method_exists(name: str) -> None:
+    assert as_method(ENTRANTS[name].spec).name
 
 
 def test_every_method_has_the_same_trials() -> None:

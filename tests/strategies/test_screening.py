@@ -185,7 +185,7 @@ def test_uploads_of_another_form(upload: Upload, reason: str) -> None:
 
 
 def test_refuses() -> None:
-    with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip' or 'stop', got 'drop'."):
+    with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip', 'stop' or 'accept', got 'drop'."):
         Screen("drop", RATIO)
     with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be at least 1, got 0."):
         Screen("reject", 0)

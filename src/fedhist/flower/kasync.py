@@ -104,6 +104,7 @@ class KAsync(ServerOptions, NetworkOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.bad_updates != "accept", "bad_updates='accept' is for simulations; a network may send anything.")
         k, clients, nodes, every = self.k, self.num_clients, self.min_available_nodes, self.checkpoint_every
         wait, on_round = self.max_round_wait, self.on_round
         for name in ("poll_interval", "refresh_interval", "message_ttl"):

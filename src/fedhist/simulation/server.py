@@ -267,7 +267,8 @@ class Server:
 
     def hopeless(self, loss: float) -> bool:
         """Whether a loss means that the run has diverged; noise that protects uploads may take it anywhere."""
-        return self.screen.judging and self.first_loss is not None and loss > HOPELESS_LOSS * self.first_loss > 0
+        bounded = self.strategy.bounds_uploads
+        return not bounded and self.first_loss is not None and loss > HOPELESS_LOSS * self.first_loss > 0
 
     def trace(self, round_: int) -> None:
         """Keep what the strategy wants to be seen of its memory, if this round is one of those kept."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedhist.errors import choice, number
 
-POLICIES = ("reject", "clip", "stop")
-"""What is done with a bad upload: reject it, shorten it if only its length is wrong, or stop the run."""
+POLICIES = ("reject", "clip", "stop", "accept")
+"""What is done with a bad upload: reject it, shorten it if only its length is wrong, stop the run, or nothing."""
 FIRST_LENGTHS, ENOUGH_LENGTHS = 3, 5
 """Number of clients whose lengths tell what is usual: before the first upload is judged, and later."""
 ALARMED_SHARE = 1 / 3
@@ -104,7 +104,7 @@ class Screen:
     ) -> None:
         self.policy = choice("bad_updates", policy, POLICIES)
         self.ratio = number("max_norm_ratio", max_norm_ratio, 1)
-        self.model, self.clients, self.judging = model, clients, judging
+        self.model, self.clients, self.judging = model, clients, judging and policy != "accept"
         self.usual = 0.0
         """The usual length; 0 as long as it is not known."""
         self.alarmed = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
+from fedhist.simulation import wave
 from fedhist.simulation.server import Server
 from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
 
@@ -121,6 +123,17 @@ def test_clipped(make_task: Callable[..., fh.Task]) -> None:
 def test_stopped(make_task: Callable[..., fh.Task]) -> None:
     with pytest.raises(fh.BadUpload, match=r"FedAvg, seed 0: client \d's upload in round \d+ is bad: it holds NaN or"):
         run("fedavg", make_task(), faults=fh.Faults(nan=0.1), bad_updates="stop")
+
+
+@pytest.mark.parametrize("trainer", ["native", "batched"])
+def test_accepted(make_task: Callable[..., fh.Task], trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that explodes fails by itself: none of its uploads is rejected, and it does not leave its batch."""
+    monkeypatch.setattr(wave, "Rewind", None)
+    far = fh.Trial("fedavg", make_task(), k=4, rounds=30, eval_every=10, local=fh.Local(1e4), bad_updates="accept")
+    near = replace(far, local=fh.Local(0.01))
+    histories = fh.simulate_many([far, near], trainer=trainer, device="cpu")
+    assert [history.diverged for history in histories] == [True, False]
+    assert [[event["event"] for event in history.events] for history in histories] == [["diverged"], []]
 
 
 @pytest.mark.parametrize("method", ["fedhist", "moon"])
@@ -292,7 +305,7 @@ def test_bad_options(make_task: Callable[..., fh.Task]) -> None:
         fh.Faults(nan=0.6, huge=0.6)
     with pytest.raises(fh.InvalidInput, match=r"nan must lie in \[0, 1\], got -0.1"):
         fh.Faults(nan=-0.1)
-    with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip' or 'stop', got 'ignore'"):
+    with pytest.raises(fh.InvalidInput, match="bad_updates must be 'reject', 'clip', 'stop' or 'accept', got 'ignore'"):
         run("fedavg", task, bad_updates="ignore")
     with pytest.raises(fh.InvalidInput, match="max_norm_ratio must be at least 1"):
         run("fedavg", task, max_norm_ratio=0)
