@@ -14,8 +14,8 @@ from typing import Any
 from fedhist.paper.cells import Cell
 from fedhist.paper.tables import Results, final
 
-SERVER_RATES = (0.3, 1.0, 3.0)
-"""Factors of each method's own step."""
+SERVER_RATES = (0.1, 1.0, 10.0)
+"""Factors of each method's own step: methods differ in it by more than a client's rate does."""
 IMAGE_RATES, TEXT_RATES = (0.01, 0.03, 0.1), (0.0003, 0.001, 0.003)
 """The clients' rates: of SGD on images, and of AdamW on text, whose range is that of docs/data.md."""
 TUNING_SEED, FIRST_SEED = 0, 100
@@ -83,11 +83,16 @@ class Entrant:
     """A method and the settings it takes part in."""
 
     spec: str
+    """As for ``fedhist run``; "5N/K" in it is that number in each setting, as the authors' 50 is in theirs."""
     fits: Callable[[Setting], bool] = _everywhere
     k: int | None = None
     """Uploads that close a round, if not the setting's; there are as many uploads in all."""
     synchronous: bool = False
     """Whether only K clients work at a time."""
+
+    def spec_at(self, ratio: int) -> str:
+        """Return the specification for a certain N/K."""
+        return self.spec.replace("5N/K", str(5 * ratio))
 
     @property
     def ranked(self) -> bool:
@@ -108,7 +113,7 @@ ENTRANTS: Mapping[str, Entrant] = {
     "FADAS, tau_c = none": Entrant("fadas:tau_c=none"),
     "FedAdam": Entrant("fedavg + adam"),
     "CA2FL": Entrant("ca2fl"),
-    "ACED": Entrant("aced"),
+    "ACED": Entrant("aced:tau_algo=5N/K"),
     "MIFA": Entrant("mifa"),
     "FedStale": Entrant("fedstale"),
     "Port": Entrant("port"),
@@ -170,7 +175,7 @@ def cell_of(pair: Pair, lr: float, server_lr: float, seed: int, tuning: bool = F
     rounds = max(1, round(TUNING_SHARE * rounds)) if tuning else rounds
     same = {name: getattr(setting, name) for name in ("local_steps", "rare", "model", "optimizer", "clip_norm")}
     return Cell(
-        setting.dataset, entrant.spec, setting.beta, setting.clients // k, rounds, seed, k, lr,
+        setting.dataset, entrant.spec_at(setting.ratio), setting.beta, setting.clients // k, rounds, seed, k, lr,
         eval_every=-(-rounds // EVALUATIONS), validation=tuning, server_lr=server_lr, screened=False,
         concurrency=k if entrant.synchronous else None, **same,
     )  # fmt: skip

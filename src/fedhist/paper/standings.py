@@ -139,9 +139,12 @@ def _costs(season: Sequence[Played], name: str) -> list[tuple[str, str]]:
     entrant = next(played.entrants[name] for played in season if name in played.entrants)
     texts = ["–"] * len(headings)
     with suppress(InvalidInput):
-        method, size = as_method(entrant.spec), max(sizes)
-        memory = [buffer_bytes(method.strategy, n, first.k, size, torch.float32) for n in numbers]
-        vectors = 4 if uses_mail(method.objective) else 2  # the model down and the change up; mail doubles both
+        methods, size = [as_method(entrant.spec_at(n // first.k)) for n in numbers], max(sizes)
+        memory = [
+            buffer_bytes(method.strategy, n, first.k, size, torch.float32)
+            for n, method in zip(numbers, methods, strict=True)
+        ]
+        vectors = 4 if uses_mail(methods[0].objective) else 2  # the model down and the change up; mail doubles both
         texts = [*map(in_units, memory), in_units(vectors * size * torch.float32.itemsize)]
     return list(zip(headings, texts, strict=True))
 
