@@ -282,3 +282,18 @@ def test_an_interruption_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(runner, "simulate_many", interrupted)
     with pytest.raises(SystemExit, match="130"):
         compete(scale="smoke", strategies=["fedhist"], settings=["rare-10"], out=tmp_path)
+
+
+def test_pages_show_the_shipped_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python docs/site/league.py`` makes them so."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "site"))
+    import league as pages  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    shown = {name for page in pages.PAGES for _, name, _ in pages.MARKED.findall(page.read_text(encoding="utf-8"))}
+    assert shown == {*standings.TABLES, "picture"}
+    if not league.SHIPPED.exists():
+        pytest.skip("no runs come with this version")
+    compete(out=tmp_path, redraw=True)
+    for page in pages.PAGES:
+        assert pages.filled(page, tmp_path) == page.read_text(encoding="utf-8"), page
+    assert pages.SHOWN.stat().st_size > 10_000
