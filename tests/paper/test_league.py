@@ -192,7 +192,7 @@ def test_time_to_a_target() -> None:
     season = [played(FedAvg=(50, 50), FedHist=(60, 44), REFL=(20, 30))]
     assert season[0].target == pytest.approx(0.45)
     table = standings.times(season).splitlines()
-    assert {"| FedAvg | 1 |", "| FedHist | 1 (1 never) |", "| REFL | never |"} <= {*table}
+    assert {"| FedAvg | 1.0 |", "| FedHist | 1.0 (1 never) |", "| REFL | never |"} <= {*table}
 
 
 def test_everything_is_written(folder: Path) -> None:

@@ -110,6 +110,8 @@ class Cell:
             same["max_norm_ratio"] = ATTACKED_RATIO
         if not self.screened:
             same["bad_updates"] = "accept"
+        if self.dataset in NATURAL:  # what each client sees is not kept: once, at the end, is as rare as it can be
+            same["client_eval_every"] = self.eval_every * -(-self.rounds // self.eval_every)
         return Trial(self.method, task, local=local, speeds=speeds, attack=as_attack(self.attack), **same)
 
 

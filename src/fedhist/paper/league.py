@@ -160,7 +160,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         # than training.
         "shakespeare": Setting("Shakespeare", "shakespeare", 200, 5, None, 20, **TEXT),
     },
-    "smoke": _images("digits", {1: 40, 5: 20}, [0.3], [10], k=2, rates=(0.05, 0.15, 0.5)),
+    "smoke": _images("digits", {1: 120, 5: 40}, [0.3], [10], k=5, rates=(0.05, 0.15, 0.5)),
 }
 """By scale and name."""
 

@@ -220,7 +220,13 @@ def _times(runs: Iterable[Result], target: float) -> str:
     found = [time_to(result, target) for result in runs]
     reached = [value for value in found if value < float("inf")]
     missed = f" ({len(found) - len(reached)} never)" if 0 < len(reached) < len(found) else ""
-    return f"{statistics.fmean(reached):,.0f}{missed}" if reached else "never"
+    return f"{_amount(reached)}{missed}" if reached else "never"
+
+
+def _amount(values: Sequence[float]) -> str:
+    """Return a mean with the digits that matter."""
+    mean = statistics.fmean(values)
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.1f}"
 
 
 def _paced(season: Sequence[Played]) -> list[str]:
@@ -250,7 +256,7 @@ def pace(season: Sequence[Played]) -> str:
         for name in names:
             runs = list(played.runs[name].values())
             over = [run["time"][-1] for run in runs if run["time"]]
-            time = f"{statistics.fmean(over):,.0f}" if over else "–"
+            time = _amount(over) if over else "–"
             reached = "" if played.target is None else _times(runs, played.target)
             rows.append([name, mean_and_spread(map(final, runs)), time, reached])
         if rows:
