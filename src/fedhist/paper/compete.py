@@ -76,10 +76,12 @@ def _named(strategies: Iterable[str], entrants: Mapping[str, Entrant]) -> dict[s
     """Return the methods that are asked for by their names in tables: those of the league, or others."""
     named: dict[str, Entrant] = {}
     for spec in map(str.strip, strategies):
-        name = as_method(spec).name
-        listed = {each: entrant for each, entrant in entrants.items() if entrant.spec == spec.lower()}
-        # A class of the user's may be called like a method of the league.
-        named |= listed or {spec if name in entrants else name: Entrant(spec)}
+        listed = {name: each for name, each in entrants.items() if spec.lower() in (name.lower(), each.spec)}
+        if not listed:
+            name = as_method(spec).name
+            # A class of the user's may be called like a method of the league.
+            listed = {spec if name in entrants else name: Entrant(spec)}
+        named |= listed
     return named
 
 

@@ -4,7 +4,8 @@ Every method has the same number of trials in a setting: all pairs of a client's
 training data, with a seed that is never tested. With the best pair it is run on the test set.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -199,30 +200,28 @@ class Choice:
     def ends(self) -> tuple[str, str]:
         """Return an arrow for each rate that might be better beyond its range, and nothing for others.
 
-        It lies at an end, and accuracy has risen towards it. Where either rate lengthens a single step, the other may
-        have been tried further out: if that was worse, so would this have been.
+        It lies at an end, and accuracy has risen towards it. Where either rate lengthens a single step, the next longer
+        or shorter one may have been tried with other rates: if it was worse, so would this have been.
         """
         return self._arrow(0), self._arrow(1)
 
     def _arrow(self, axis: int) -> str:
-        best = self.lr, self.server_lr
-        rates = [sorted({pair[i] for pair in self.tried}) for i in (0, 1)]
-        places = [rates[i].index(best[i]) for i in (0, 1)]
-        if 0 < places[axis] < len(rates[axis]) - 1 or len(rates[axis]) == 1:
+        best = [self.lr, self.server_lr]
+        rates = sorted({pair[axis] for pair in self.tried})
+        place = rates.index(best[axis])
+        if 0 < place < len(rates) - 1 or len(rates) == 1:
             return ""
-        outward = 1 if places[axis] else -1
-        further = self._from(places, rates, 1 - axis, outward) if self.alike else None
-        inside = self._from(places, rates, axis, -outward)
-        matters = inside is not None and inside > FLAT and not (further is not None and further > FLAT)
-        return ("↑" if outward > 0 else "↓") if matters else ""
+        upward, inside = place > 0, [*best]
+        inside[axis] = rates[place - 1 if upward else place + 1]
+        steps = {pair: pair[0] * pair[1] / (self.lr * self.server_lr) for pair in self.tried}
+        further = {pair: abs(math.log(by)) for pair, by in steps.items() if (by > 1.01 if upward else by < 0.99)}
+        beyond = min(further, key=lambda pair: further[pair]) if self.alike and further else None
+        settled = beyond is not None and self._lead(*beyond) > FLAT
+        return "" if settled or self._lead(*inside) <= FLAT else "↑" if upward else "↓"
 
-    def _from(self, places: Sequence[int], rates: Sequence[Sequence[float]], axis: int, step: int) -> float | None:
-        """Return by how much the best is better than its neighbour along an axis; None if it has none."""
-        other = [*places]
-        other[axis] += step
-        if not 0 <= other[axis] < len(rates[axis]):
-            return None
-        return self.tried[self.lr, self.server_lr] - self.tried[rates[0][other[0]], rates[1][other[1]]]
+    def _lead(self, lr: float, server_lr: float) -> float:
+        """Return by how many points the best pair is better than another."""
+        return self.tried[self.lr, self.server_lr] - self.tried[lr, server_lr]
 
 
 def chosen(runs: Results, pair: Pair) -> Choice | None:
