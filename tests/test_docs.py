@@ -25,7 +25,7 @@ from fedhist.command.experiment import completed, for_trials, methods_of, task_o
 from fedhist.command.settings import Settings, all_options
 from fedhist.options import RENAMED, options_of
 from fedhist.paper.cells import EXPERIMENTS, SCALES
-from fedhist.simulation.methods import DEFENCES, METHODS
+from fedhist.simulation.methods import DEFENCES, METHODS, SHORT, as_method
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.speeds import SPEEDS
 
@@ -44,6 +44,8 @@ REMOVED = {"weight_floor", "ina_norms", "remember_fused", "leave_one_out", "rela
 """Options that docs/results.md has figures for, and that it says are gone."""
 HISTORICAL = {"CHANGELOG.md"}
 """Pages that name what does not exist any more."""
+ABOUT_OTHERS = {"methods.md", "coming-from.md"}
+"""Pages whose inline code is largely that of other projects."""
 
 
 def text_of(page: Path) -> str:
@@ -65,7 +67,7 @@ def named(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
-CURRENT = [page for page in PAGES if page.name not in HISTORICAL]
+CURRENT = [page for page in PAGES if page.name not in HISTORICAL | ABOUT_OTHERS]
 
 
 @pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
@@ -257,6 +259,21 @@ def _exists(name: str) -> bool:
             thing = getattr(thing, part, None)
         return thing is not None
     return False
+
+
+@pytest.mark.parametrize("name", sorted(ABOUT_OTHERS))
+def test_methods_on_pages_about_others_exist(name: str) -> None:
+    """What begins like a method of ours is one, with options it has."""
+    page, seen = ROOT / "docs" / name, 0
+    for code in inline_code(page):
+        spec = code.strip('"').partition(" --")[0]
+        first = re.split(r"[:\s]", spec)[0].replace("-", "")
+        if spec.startswith("fedhist "):
+            continue  # a command
+        if (first in METHODS or first in SHORT) and not re.search("[…({]|/K|/N", spec) and not spec.endswith(".py"):
+            seen += 1
+            as_method(spec)
+    assert seen > 15
 
 
 def test_old_names_are_gone() -> None:

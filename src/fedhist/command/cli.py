@@ -312,7 +312,7 @@ def report(
 @app.command()
 def paper(
     experiment: Annotated[
-        str, typer.Argument(help="calibration, table1, table2, fig3, fig4, fig5, tuned, sensitivity or all.")
+        str, typer.Argument(help="calibration, table1, longer, table2, fig3, fig4, fig5, tuned, sensitivity or all.")
     ],
     scale: Annotated[str, typer.Option(help="smoke: minutes on two cores; full: for a GPU.")] = "smoke",
     seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,

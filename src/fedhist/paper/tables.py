@@ -128,6 +128,8 @@ def table1(results: Results) -> str:
         columns = {b: {m: by_seed(runs, final, method=m, beta=b) for m in COMPARED.values()} for b in betas}
         texts, rows = {beta: _ranked(column) for beta, column in columns.items()}, []
         for name, method in COMPARED.items():
+            if not any(column[method] for column in columns.values()):
+                continue
             paper = {beta: _paper_accuracy(dataset, ratio, beta, name) for beta in columns}
             row = [texts[b][method] + ("" if paper[b] is None else f" ({paper[b]:.1f})") for b in columns]
             gaps = [_gap(column["fedhist"], column[method]) for column in columns.values()]
@@ -237,6 +239,7 @@ def sensitivity(results: Results) -> str:
 TABLES: Mapping[str, Callable[[Results], str]] = {
     "calibration": calibration,
     "table1": table1,
+    "longer": table1,
     "table2": table2,
     "fig3": table2,
     "fig4": lambda results: _by_setting(results, ABLATION, final),
