@@ -252,6 +252,11 @@ def test_mail_is_refused_where_it_is_not_covered(tmp_path: Path) -> None:
         KAsync(Scaffold(), 2, num_clients=2, record=tmp_path)
     with pytest.raises(fh.InvalidInput, match="num_clients must be given for Scaffold"):
         KAsync(Scaffold(), 2)
+    with pytest.raises(fh.InvalidInput, match=r"num_clients must be given for CA2FL \+ momentum, whose rule"):
+        KAsync("ca2fl + momentum", 2)
+    with pytest.raises(fh.InvalidInput, match="num_clients must be given for DelayAdaptive, whose rule depends on it"):
+        KAsync("delayadaptive", 2)
+    assert KAsync("delayadaptive:tau_c=3", 2).num_clients is None
 
 
 def test_a_strategy_without_the_mail_its_clients_need_is_refused() -> None:

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 import fedhist as fh
 from tests import oracle_field as oracle
+from tests.server_stream import consistent_stream
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def play(case: Case, shape: tuple[int, int, int], rounds: int, dtype: torch.dtyp
     """Updates of every round, the oracle's and the package's, and the oracle; the stream follows the oracle."""
     n, k, p = shape
     theirs, ours = case.theirs(n, k), case.ours(n, k, p, dtype)
-    source = oracle.consistent_stream(np.random.default_rng(seed), n, k, p, rounds, **stream)
+    source = consistent_stream(np.random.default_rng(seed), n, k, p, rounds, **stream)
     expected, got = [], []
     arrived = next(source)
     for r in range(rounds):
@@ -237,7 +238,7 @@ def test_momentum_approximation_fits_as_well_in_single_precision(
 ) -> None:
     k, beta = max(1, round(share * n)), case.options.get("beta", 0.9)
     theirs, ours = case.theirs(n, k), case.ours(n, k, rounds, torch.float32)
-    source = oracle.consistent_stream(np.random.default_rng(seed), n, k, rounds, rounds)
+    source = consistent_stream(np.random.default_rng(seed), n, k, rounds, rounds)
     arrived = next(source)
     for t in range(rounds):
         _, staleness, clients, num_examples, model, received = arrived

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedhist as fh
 from fedhist.strategies.cache import UploadCache
-from tests.oracle_field import consistent_stream
+from tests.server_stream import consistent_stream
 
 P = 40
 
@@ -96,9 +96,9 @@ def test_all_clients_at_equal_speed_are_the_mean(make: Callable[[], fh.Strategy]
 def test_fedbuff_with_everybody_is_fedavg_in_a_run() -> None:
     """What NVFlare checks of its FedBuff: as many in the buffer as clients, all equally fast."""
     task = fh.load_task("digits", 8, None)
-    options = {"k": 8, "rounds": 40, "speeds": "constant", "local": fh.Local(lr=0.1)}
+    options = {"k": 8, "rounds": 20, "speeds": "constant:jitter=0", "local": fh.Local(lr=0.1)}
     one, other = (fh.simulate(name, task, **options) for name in ("fedbuff", "fedavg:by_examples=false"))
-    assert one.accuracy == other.accuracy and one.accuracy[-1] > 0.2
+    assert one.loss == other.loss and one.loss[-1] != one.loss[0] and set(one.staleness.ravel()) == {1}
 
 
 def test_fedasync_that_trusts_a_single_client_becomes_its_model() -> None:

@@ -54,10 +54,11 @@ def sent_along(strategy: Strategy, size: int) -> Tensor:
 def check_clients_half(method: Method, num_clients: int | None, *, recorded: bool) -> None:
     """Raise if clients on a network could not do their part of a method, or if it would not be covered."""
     name, objective = method.name, method.objective
+    needed = any(getattr(each, "needs_num_clients", False) for each in method.strategy.modules())
+    fits = num_clients is not None or not needed
+    require(fits, f"num_clients must be given for {name}, whose rule depends on it.")
     if uses_mail(objective):
         require(not method.strategy.bounds_uploads, f"Private does not protect what clients of {name} send along.")
-        fits = num_clients is not None or not objective.uses_previous
-        require(fits, f"num_clients must be given for {name}, whose server averages over what all clients keep.")
         require(not recorded, f"record does not keep what clients of {name} send along.")
     known = isinstance(objective, (TaskLoss, CrossEntropy, Proximal)) or getattr(objective, "is_task_loss", False)
     kept = objective.uses_previous and not uses_mail(objective)

@@ -153,20 +153,19 @@ def replay(
     require(fits, f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.")
     empty = History.begun(name, about.seed, history.task, about.k)
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
-    source, recorded, start = RecordedUploads(tape, server), tape.start.clone(), tape.start.double()
+    source, start = RecordedUploads(tape, server), tape.start.double()
     rows = np.full((4, about.rounds), np.nan)
     with torch.no_grad():
         for row in rows.T:
             for _, arrivals in source.next():
                 update, reference = server.close(arrivals).double(), tape.update(server.round + 1)
-                recorded.sub_(reference, alpha=about.server_lr)
             norms = norm_of(update), norm_of(reference.double())
             if not math.isfinite(math.prod(norms)):
                 raise FedHistError(f"{name} makes no finite update of the uploads recorded in round {server.round}.")
             cosine = float(update @ reference.double()) / math.prod(norms) if math.prod(norms) > 0 else math.nan
-            row[:] = np.clip(cosine, -1, 1), *norms, norm_of(server.model.double() - recorded.double())
+            row[:] = np.clip(cosine, -1, 1), *norms, norm_of(server.model.double() - source.recorded.double())
             if on_round:
                 on_round()
     weights, recorded_weights = (each.weights.astype(np.float64) for each in (empty, history))
-    travelled = (norm_of(model.double() - start) for model in (server.model, recorded))
+    travelled = (norm_of(model.double() - start) for model in (server.model, source.recorded))
     return Replay(name, about.method, history.staleness, weights, recorded_weights, *rows, *travelled)

@@ -50,9 +50,7 @@ class Arrivals:
     def received(self) -> Tensor:
         """``(K, P)``: the models that the uploads started from; put together when asked for."""
         if self.received_from is None:
-            raise InvalidInput(
-                "the models that these uploads started from are not known here; a recording does not hold them."
-            )
+            raise InvalidInput("the models that these uploads started from are not known here.")
         return self.received_from()
 
     @property

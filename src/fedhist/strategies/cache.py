@@ -81,6 +81,7 @@ class UploadCache(nn.Module):
 class Cached(Strategy):
     """A strategy that remembers the last upload of each client, zero before its first."""
 
+    needs_num_clients = True
     cache: UploadCache
 
     def __init__(self, bits: Bits = 32) -> None:

@@ -1,4 +1,4 @@
-"""Lengths, cosines and clipping."""
+"""What strategies measure vectors by: lengths, cosines, clipping, least squares."""
 
 import math
 
@@ -36,6 +36,16 @@ def cosine(dots: Tensor, norms_a: Tensor, norms_b: Tensor) -> Tensor:
     """Return the cosine similarity (Eq. 5) from dot products and norms, in float64; 0 where a vector is zero."""
     scale = norms_a.double() * norms_b
     return (dots / scale).masked_fill(scale == 0, 0.0)
+
+
+def least_squares(rows: Tensor, wanted: Tensor) -> Tensor:
+    """Return the shortest `x`, ``(2,)``, of those that bring `x @ rows` nearest to what is wanted, without branches."""
+    gram = rows @ rows.T
+    trace, det = gram.trace(), gram[0, 0] * gram[1, 1] - gram[0, 1].square()
+    singular = det <= 1e-12 * trace.square()
+    adjugate = trace * torch.eye(2, dtype=gram.dtype, device=gram.device) - gram
+    x: Tensor = torch.where(singular, gram / trace.square(), adjugate / det) @ (rows @ wanted)
+    return x
 
 
 def clip_factor(norms: Tensor, bound: Tensor | float, dtype: torch.dtype) -> Tensor:

@@ -15,13 +15,12 @@ from fedhist.strategies.rules.mifa import MIFA
 class ACED(MIFA):
     """Average the last uploads `h_j` of all clients whose last one does not stem from too old a version.
 
-    `u = 1/|A|·Σ_{j ∈ A} h_j`, `A = {j: t - s_j ≤ τ_algo}`, where `h_j` stems from version `s_j`; at first `h_j = 0` of
-    version 1.
+    `u = 1/|A|·Σ_{j ∈ A} h_j`, `A = {j: t - s_j ≤ τ_algo}`, where `h_j` stems from version `s_j`, at first 0 from 1.
 
     Parameters
     ----------
     tau_algo
-        `τ_algo`: how many rounds a version may be old. None keeps all uploads: that is ACE, the same rule as MIFA's.
+        `τ_algo`: how many rounds old a version may be. None keeps all uploads: that is ACE, and MIFA's rule.
     bits
         Bits of a cached value: 32, 16, 8 or 4.
     """
@@ -48,19 +47,17 @@ class ACED(MIFA):
         """Return the mean of what is cached and not too old."""
         if self.tau_algo is None:
             return super().forward(arrivals)
-        clients, g = arrivals.clients, arrivals.deltas
+        clients, g, places = arrivals.clients, arrivals.deltas, len(self.sums)
         self.round += 1
-        self.sums.index_fill_(0, self.round % len(self.sums), 0.0)  # version t - τ_algo - 1 is forgotten
-        self._add(self.versions[clients], -self.cache.exchange(clients, g))
-        self.versions.index_copy_(0, clients, self.round - arrivals.staleness + 1)
-        self._add(self.versions[clients], self.cache.last(clients, g.dtype))
+        self.sums.index_fill_(0, self.round % places, 0.0)  # version t - τ_algo - 1 is forgotten
+        before, then = self.cache.exchange(clients, g), self.versions[clients]
+        now = self.round - arrivals.staleness + 1
+        self.versions.index_copy_(0, clients, now)
+        place = torch.arange(places, device=g.device)[:, None]
+        for versions, uploads in ((then, -before), (now, self.cache.last(clients, g.dtype))):
+            here = (versions % places == place) & (self.round - versions < places)
+            self.sums.addmm_(here.to(g.dtype), uploads)  # unlike `index_add_`, always in the same order
         active = self.round - self.versions <= self.tau_algo  # A
         count = active.sum().clamp_min(1)
         self.last_weights = active[clients].double() / count
         return self.sums.sum(dim=0) / count.to(g.dtype)
-
-    def _add(self, versions: Tensor, uploads: Tensor) -> None:
-        """Add uploads to the sums of their versions, unless these are too old; always in the same order."""
-        places = torch.arange(len(self.sums), device=versions.device)[:, None]
-        here = (versions % len(self.sums) == places) & (self.round - versions < len(self.sums))
-        self.sums.addmm_(here.to(uploads.dtype), uploads)

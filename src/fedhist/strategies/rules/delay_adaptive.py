@@ -23,6 +23,7 @@ class DelayAdaptive(Strategy):
     def __init__(self, tau_c: float | None = None) -> None:
         super().__init__()
         self.tau_c = None if tau_c is None else positive("tau_c", tau_c)
+        self.needs_num_clients = tau_c is None
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `min(1, τ_C/τ_i)`."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from fedhist.errors import number
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
+from fedhist.strategies.lengths import least_squares
 
 VERSIONS = 1024  # that are told apart; uploads from older ones count as from the oldest of them
 
@@ -48,18 +49,8 @@ class MomentumApproximation(Strategy):
         fresh = (age == (arrivals.staleness - 1).clamp_max(VERSIONS - 1)[:, None]).double().mean(dim=0)  # of r_t
         before = self.shares.masked_fill(age == 0, 0.0)  # of u_(t-1); this place is the new version's now
         wanted = ((1 - self.beta) * self.beta ** age.double()).masked_fill(age >= self.round, 0.0)
-        mu, nu = _least_squares(torch.stack([fresh, before]), wanted)
+        mu, nu = least_squares(torch.stack([fresh, before]), wanted)
         self.shares.copy_(mu * fresh + nu * before)
         mean = self.combine(torch.ones_like(arrivals.staleness), arrivals.deltas)
         self.u.mul_(nu.to(mean.dtype)).add_(mu.to(mean.dtype) * mean)
         return self.u.clone()
-
-
-def _least_squares(rows: Tensor, wanted: Tensor) -> Tensor:
-    """Return the shortest `x`, ``(2,)``, of those that bring `x @ rows` nearest to what is wanted."""
-    gram = rows @ rows.T
-    trace, det = gram.trace(), gram[0, 0] * gram[1, 1] - gram[0, 1].square()
-    singular = det <= 1e-12 * trace.square()  # as long as all uploads stem from one version
-    adjugate = trace * torch.eye(2, dtype=gram.dtype, device=gram.device) - gram
-    x: Tensor = torch.where(singular, gram / trace.square(), adjugate / det) @ (rows @ wanted)
-    return x

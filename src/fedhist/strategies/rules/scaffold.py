@@ -39,7 +39,7 @@ class ControlVariates:
 class Scaffold(Strategy):
     """SCAFFOLD: the plain mean of the uploads, which are twice as long, and control variates against client drift."""
 
-    branch_free = True
+    branch_free = needs_num_clients = True
     objective = ControlVariates()
 
     def __init__(self) -> None:
