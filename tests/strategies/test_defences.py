@@ -176,6 +176,26 @@ def test_krum_lets_only_trusted_uploads_through(keep: int) -> None:
     assert torch.equal(guarded.inner.utility, bare.utility)  # rejected uploads never reach its memory
 
 
+@pytest.mark.parametrize("name", ["fedasync", "area", "port", "asyncfeded", "fedfa:of=models", "scaffold"])
+def test_krum_passes_on_all_that_is_known_about_trusted_uploads(name: str) -> None:
+    n, k, p, rng = 30, 8, 40, np.random.default_rng(2)
+    guarded = as_method(f"{name} + krum:keep=3").strategy.setup(n, k, p)
+    bare = as_method(name).strategy.setup(n, k, p)
+    for deltas, tau, clients, sizes in oracle.random_stream(rng, n, k, p, rounds=5):
+        facts = [torch.tensor(np.array(each)) for each in (deltas, tau, clients, sizes)]
+        facts[0] = facts[0].float()
+        trusted = sorted(krum_scores(facts[0], 2).argsort(stable=True)[:3].tolist())
+        model, received, mail = (torch.tensor(rng.normal(size=size)).float() for size in (p, (k, p), (k, p)))
+        everything = fh.Arrivals(*facts, model=model, mail=mail, received_from=lambda received=received: received)
+        some = fh.Arrivals(
+            *(each[trusted] for each in facts),
+            model=model,
+            mail=mail[trusted],
+            received_from=lambda received=received: received[trusted],
+        )
+        assert torch.equal(guarded(everything), bare(some))
+
+
 def under_attack(strategy: fh.Strategy) -> tuple[float, float]:
     """Let two of ten upload the opposite, a million times as long; return the last update's cosine and length."""
     strategy.setup(20, 10, P)

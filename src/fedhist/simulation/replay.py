@@ -21,7 +21,7 @@ from fedhist.simulation.trial import ServerOptions
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
 from fedhist.store.recording import Recording
-from fedhist.strategies import Strategy
+from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.screening import norm_of
 
 Floats = NDArray[np.float64]
@@ -150,7 +150,8 @@ def replay(
     options = ServerOptions(strategy, k=about.k, server_lr=about.server_lr)
     name = options.method.name
     fits = isinstance(options.method.objective, TaskLoss)
-    require(fits, f"{name} differs in what clients train, which a replay does not do; on the server it is FedAvg.")
+    also = "; on the server it is FedAvg" if type(options.method.strategy) is FedAvg else ""
+    require(fits, f"{name} differs in what clients train, which a replay does not do{also}.")
     empty = History.begun(name, about.seed, history.task, about.k)
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
     source, start = RecordedUploads(tape, server), tape.start.double()

@@ -1,7 +1,8 @@
 """What a server sees of one round."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -64,6 +65,15 @@ class Arrivals:
     def drift(self) -> Tensor:
         """``(K, P)``: `w_t - w_s`, how far the model has moved since each upload's version was sent."""
         return self.current - self.received
+
+    def only(self, rows: Tensor) -> Self:
+        """Return some of the uploads, by their places, with all that is known about them."""
+        columns = "deltas", "staleness", "clients", "num_examples", "mail", "statistics"
+        known = {name: value for name in columns if (value := getattr(self, name)) is not None}
+        kept = {name: value.index_select(0, rows) for name, value in known.items()}
+        models = self.received_from
+        received = None if models is None else lambda: models().index_select(0, rows)
+        return replace(self, **kept, received_from=received, validate=False)
 
     def __post_init__(self) -> None:
         if self.validate:

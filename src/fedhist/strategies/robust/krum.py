@@ -54,9 +54,7 @@ class Krum(Defence):
         """Return the inner strategy's update from the trusted uploads; the weight of the others is 0."""
         scores = krum_scores(arrivals.deltas, self.f)
         trusted = scores.argsort(stable=True)[: self.kept].sort().values
-        columns = arrivals.deltas, arrivals.staleness, arrivals.clients, arrivals.num_examples
-        deltas, staleness, clients, sizes = (each.index_select(0, trusted) for each in columns)
-        update = super().forward(Arrivals(deltas, staleness, clients, sizes, validate=False))
+        update = super().forward(arrivals.only(trusted))
         if self.last_weights is not None:
             weights = self.last_weights.to(scores.dtype)
             self.last_weights = torch.zeros_like(scores).index_copy_(0, trusted, weights)
