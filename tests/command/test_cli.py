@@ -146,9 +146,10 @@ def test_lists(tmp_path: Path) -> None:
     assert succeeds("--version", cwd=tmp_path).out.strip() == fh.__version__
 
 
-def test_notes_are_printed(tmp_path: Path) -> None:
-    result = succeeds("run", *QUICK, "--strategy", "fedprox", "--beta", "0.01", "--quiet", cwd=tmp_path)
-    assert "Note: with one local step FedProx is FedAvg" in result.err
+@pytest.mark.parametrize("name", ["fedprox", "fedasync + fedprox:mu=0.1"])
+def test_notes_are_printed(name: str, tmp_path: Path) -> None:
+    result = succeeds("run", *QUICK, "--strategy", name, "--beta", "0.01", "--quiet", cwd=tmp_path)
+    assert "Note: with one local step FedProx changes nothing" in result.err
     assert "Note: Dirichlet(beta=0.01) left" in result.err
 
 

@@ -125,6 +125,8 @@ def test_what_cannot_be_replayed(recorded: Path) -> None:
     for name in ("fedprox", "moon"):
         with pytest.raises(fh.InvalidInput, match="differs in what clients train, which a replay does not do"):
             fh.replay(recorded, name)
+    with pytest.raises(fh.InvalidInput, match=r"^FedAsync \+ FedProx differs .* which a replay does not do\.$"):
+        fh.replay(recorded, "fedasync + fedprox")
     with pytest.raises(fh.InvalidInput, match="did you mean 'refl'"):
         fh.replay(recorded, "relf")
 

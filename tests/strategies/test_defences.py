@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,12 +187,12 @@ def test_krum_passes_on_all_that_is_known_about_trusted_uploads(name: str) -> No
         facts[0] = facts[0].float()
         trusted = sorted(krum_scores(facts[0], 2).argsort(stable=True)[:3].tolist())
         model, received, mail = (torch.tensor(rng.normal(size=size)).float() for size in (p, (k, p), (k, p)))
-        everything = fh.Arrivals(*facts, model=model, mail=mail, received_from=lambda received=received: received)
+        everything = fh.Arrivals(*facts, model=model, mail=mail, received_from=received.clone)
         some = fh.Arrivals(
             *(each[trusted] for each in facts),
             model=model,
             mail=mail[trusted],
-            received_from=lambda received=received: received[trusted],
+            received_from=partial(received.index_select, 0, torch.tensor(trusted)),
         )
         assert torch.equal(guarded(everything), bare(some))
 

@@ -165,9 +165,9 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool
             noted.add(str(message))
             _say(f"Note: {message}", stderr)
 
-    fedprox = any(name == "all" or name.startswith("fedprox") for name in settings["strategy"])
+    fedprox = any(name == "all" or "fedprox" in name.lower() for name in settings["strategy"])
     if fedprox and settings["local_steps"] == 1 and settings["epochs"] is None:
-        note("with one local step FedProx is FedAvg; its pull is zero until the second.")
+        note("with one local step FedProx changes nothing; its pull is zero until the second.")
     methods = sum(len(METHODS) if name == "all" else 1 for name in settings["strategy"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
