@@ -109,6 +109,13 @@ def number(name: str, value: object, low: float | None = None, high: float | Non
     return result
 
 
+def decay(name: str, value: object) -> float:
+    """Return `value` as a float, or raise unless it is at least 0 and below 1: what is kept of the past."""
+    result = number(name, value)
+    require(0 <= result < 1, f"{name} must be at least 0 and below 1, got {value}.")
+    return result
+
+
 def positive(name: str, value: object) -> float:
     """Return `value` as a float, or raise unless it is a finite number above zero."""
     result = number(name, value)

@@ -138,10 +138,10 @@ def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dic
     """Split ``name:key=value,key=value`` into a known name and its options."""
     name, _, text = spec.partition(":")
     name = name.strip().lower()
-    name = name if name in known else name.replace("-", "")
-    if name not in known:
+    joined = name if name in known else name.replace("-", "")
+    if joined not in known:
         raise unknown(kind, name, known)
-    return name, parse_options(kind, spec, text)
+    return joined, parse_options(kind, spec, text)
 
 
 def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:

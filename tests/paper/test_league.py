@@ -232,6 +232,8 @@ def test_a_method_of_ones_own_gets_its_row_among_finished_ones(
     again = succeeds(*own, "--setting", "rare-10", cwd=tmp_path).out
     assert "Runs to choose rates: 6 of 6 are there already." in again
     assert "Runs on the test set: 2 of 2 are there already." in again
+    succeeds("league", "--scale", "smoke", "--seeds", "2", "--redraw", "--out", "mine", cwd=tmp_path)
+    assert "FedAvg(by_examples=False)" in table_of(mine, "accuracy")  # its row stays when others are looked at
 
 
 def test_names_in_tables_are_not_given_twice() -> None:

@@ -55,7 +55,6 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
         (lambda: fh.DelayAdaptive(tau_c=1000), lambda: fh.FedAvg(by_examples=False)),
         (lambda: fh.FedFa(window=1), None),
         (lambda: fh.ServerMomentum(fh.FedBuff(), beta=0), fh.FedBuff),
-        (lambda: fh.MomentumApproximation(beta=1), lambda: fh.FedBuff(a=1e6)),
     ],
 )
 def test_identities_hold_in_every_round(
@@ -63,9 +62,6 @@ def test_identities_hold_in_every_round(
 ) -> None:
     if other is None:  # each upload is used once, in full
         other = lambda: _Sum()  # noqa: E731, PLW0108
-    if isinstance(one(), fh.MomentumApproximation):
-        assert all(torch.equal(update, torch.zeros(P).double()) for update in run(one, n, k))
-        return
     assert same(run(one, n, k), run(other, n, k))
 
 

@@ -250,7 +250,7 @@ def replay(
 @app.command()
 def strategies() -> None:
     """List the methods, what can go around them, what can attack them, and their options."""
-    from fedhist.simulation.methods import DEFENCES, METHODS, OPTIMIZERS, SHORT  # noqa: PLC0415
+    from fedhist.simulation.methods import DEFENCES, METHODS, OBJECTIVES, OPTIMIZERS, SHORT  # noqa: PLC0415
     from fedhist.world.attacks import ATTACKS  # noqa: PLC0415
 
     table = Table("name", "method", "options and defaults", box=None, pad_edge=False)
@@ -258,7 +258,9 @@ def strategies() -> None:
         table.add_row(name, entry.title, _options(entry.make))
     for name, meaning in SHORT.items():
         table.add_row(name, f"= {meaning}", "")
-    around = {"after a name and a plus, on the server": OPTIMIZERS, "after a name and a plus, a defence": DEFENCES}
+    clients = {name: entry.make for name, entry in OBJECTIVES.items()}
+    plus = "after a name and a plus"
+    around = {f"{plus}, on the server": OPTIMIZERS, f"{plus}, a defence": DEFENCES, f"{plus}, the clients": clients}
     for kind, known in {**around, "attack": ATTACKS}.items():
         table.add_section()
         table.add_row("", Text(kind, style="bold"))

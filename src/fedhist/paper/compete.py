@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import choice, unknown, whole
+from fedhist.errors import InvalidInput, choice, unknown, whole
 from fedhist.paper.cells import Cell
 from fedhist.paper.league import (
     ENTRANTS,
@@ -21,6 +22,7 @@ from fedhist.paper.league import (
     tested_cells,
     tuning_cells,
 )
+from fedhist.paper.runner import methods_in
 from fedhist.paper.session import Session, share_of
 from fedhist.paper.standings import TABLES, Played, draw, everywhere
 from fedhist.paper.tables import Results
@@ -58,7 +60,7 @@ def compete(
     shown = [setting for name, setting in known.items() if not settings or name in settings]
     whole("seeds", seeds, 1)
     named, share = _named(strategies or [], entrants), share_of(part)
-    everybody = {**entrants, **named}
+    everybody = {**entrants, **_named_before(out, entrants), **named}
     keys = [(setting, name) for setting in shown for name, each in everybody.items() if each.fits(setting)]
     own = [key for key in keys if not named or key[1] in named][share]
 
@@ -83,6 +85,17 @@ def _named(strategies: Iterable[str], entrants: Mapping[str, Entrant]) -> dict[s
             listed = {spec if name in entrants else name: Entrant(spec)}
         named |= listed
     return named
+
+
+def _named_before(out: str | Path, entrants: Mapping[str, Entrant]) -> dict[str, Entrant]:
+    """Return other methods that have runs in a folder; one that cannot be found here any more is left out."""
+    ratios = {setting.ratio for scale in SETTINGS.values() for setting in scale.values()}
+    known = {entrant.spec_at(ratio) for entrant in entrants.values() for ratio in ratios}
+    found: dict[str, Entrant] = {}
+    for spec in methods_in(Path(out)):
+        with suppress(InvalidInput):
+            found |= {} if spec in known else _named([spec], entrants)
+    return found
 
 
 def _pair(key: Key, entrants: Mapping[str, Entrant]) -> tuple[Setting, Entrant]:

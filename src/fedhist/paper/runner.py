@@ -99,6 +99,12 @@ def _numbers(stored: dict[str, Any], name: str) -> list[float]:
     return [number(name, value) for value in values]
 
 
+def methods_in(folder: Path) -> list[str]:
+    """Return the methods of a folder's runs."""
+    cells = (json.loads(line)["cell"] for line, _, _ in _stored(folder))
+    return sorted({cell["method"] for cell in cells})
+
+
 def pack(folder: Path, shortened: Callable[[str], str] = str) -> Path:
     """Move all results of a folder into its archive, in an order that does not depend on when they were made.
 

@@ -66,8 +66,8 @@ class Session:
                 data_dir=self._data_dir, side_by_side=self._most,
             )  # fmt: skip
         except KeyboardInterrupt:
-            done = len(self.found(cells))
-            print(f"Interrupted; {done} of {len(cells)} runs are in {self.folder}, and the same command resumes.")
+            done = len(self.found(own))
+            print(f"Interrupted; {done} of {len(own)} runs are in {self.folder}, and the same command resumes.")
             raise SystemExit(130) from None
         return self.found(cells)
 

@@ -238,6 +238,8 @@ def _paced(season: Sequence[Played]) -> list[str]:
 def times(season: Sequence[Played]) -> str:
     """Return the virtual time to nine tenths of the baseline's final accuracy."""
     timed = [(played, played.target) for played in season if played.target is not None]
+    if not timed:
+        return ""
     rows = []
     for name in [*in_order(season), *_paced(season)]:
         own = [_times(p.runs[name].values(), target) if name in p.runs else "–" for p, target in timed if target]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
-from fedhist.errors import InvalidInput, require
+from fedhist.errors import InvalidInput, brief, require
 from fedhist.options import build, imported, parse_options, parse_spec
 from fedhist.strategies import (
     ACED,
@@ -141,6 +141,9 @@ def client_side(strategy: Strategy) -> Objective:
 
 def surrounded(method: Method, spec: str) -> Method:
     """Return the method with a wrapper such as ``trimmed:share=0.2``, or with other clients: ``fedprox:mu=0.1``."""
+    alone = spec.partition(":")[0].strip().lower()
+    fits = alone not in METHODS.keys() - AROUND.keys()
+    require(fits, f"{alone!r} is a method by itself; a plus is followed by one of {', '.join(AROUND)}.")
     name, options = parse_spec("defence, server optimizer or objective", spec, AROUND)
     if name in OBJECTIVES:
         plain = type(method.objective) is TaskLoss
@@ -154,6 +157,9 @@ def surrounded(method: Method, spec: str) -> Method:
 def _first(spec: str) -> Method:
     """Return the method that the first part of a specification names."""
     module, _, rest = spec.strip().partition(":")
+    name = module.strip().lower()
+    require(name not in AROUND or name in METHODS, f"{name!r} goes around a method: write 'fedavg + {name}'.")
+    require("+" not in module, f"{brief(spec)} needs spaces around the plus, as in 'refl + adam'.")
     own, _, text = rest.partition(":")
     if own.isidentifier() and module.lower().replace("-", "") not in METHODS:
         made = build(own, imported("strategy", f"{module}:{own}"), parse_options("strategy", spec, text))
@@ -172,6 +178,8 @@ def _parts(spec: str) -> list[str]:
     whole = SHORT.get(name.lower().replace("-", ""))
     if whole is None:
         return [first, *others]
+    given, fixed = (set(re.findall(r"(\w+)\s*=", each)) for each in (options, whole))
+    require(not given & fixed, f"{name} is short for {whole!r}; write that with options of your own.")
     joint = ("," if ":" in whole else ":") if colon else ""
     return [*re.split(r"\s\+\s", f"{whole}{joint}{options}"), *others]
 

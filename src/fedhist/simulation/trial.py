@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhist.clients.local import Local, as_local
-from fedhist.errors import InvalidInput, as_path, number, rate, require, whole
+from fedhist.errors import InvalidInput, as_path, decay, number, rate, require, whole
 from fedhist.options import documented, option, options_of, part, plain, values_of
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class ServerOptions:
 
         whole("k", self.k, 1)
         rate("server_lr", self.server_lr)
-        fits = self.ema is None or 0 <= number("ema", self.ema) < 1
-        require(fits, f"ema must be at least 0 and below 1, got {self.ema}.")
+        if self.ema is not None:
+            decay("ema", self.ema)
         Screen(self.bad_updates, self.max_norm_ratio)
         check_dtype(self.record_dtype)
         method = as_method(self.strategy, getattr(self, "objective", None))

@@ -36,6 +36,8 @@ class Strategy(nn.Module):
     branch_free: ClassVar[bool] = False
     """Whether this class never reads a tensor's values and keeps all its state in buffers, so that its rounds can be
     captured in a CUDA graph. Not inherited: every subclass declares it for itself."""
+    averages_uploads: bool = True
+    """Whether the update is a mean of the round's uploads, which a robust average can replace."""
     needs_num_clients: bool = False
     """Whether the rule depends on the number of clients N, which a deployment has to be told then."""
     num_clients: int = 0

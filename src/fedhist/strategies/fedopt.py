@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedhist.errors import number, positive
+from fedhist.errors import decay, positive
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, Wrapper
 
@@ -30,7 +30,7 @@ class ServerMomentum(Wrapper):
 
     def __init__(self, inner: Strategy, beta: float = 0.9) -> None:
         super().__init__(inner)
-        self.beta = number("beta", beta, 0, 1)
+        self.beta = decay("beta", beta)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Begin with `v = 0`."""
@@ -68,7 +68,7 @@ class FedAdam(Wrapper):
     ) -> None:
         super().__init__(inner)
         self.eta, self.tau = positive("eta", eta), positive("tau", tau)
-        self.beta1, self.beta2 = number("beta1", beta1, 0, 1), number("beta2", beta2, 0, 1)
+        self.beta1, self.beta2 = decay("beta1", beta1), decay("beta2", beta2)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Begin with `m = 0` and `v = τ²`."""

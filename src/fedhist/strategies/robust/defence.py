@@ -35,6 +35,8 @@ class RobustAverage(Defence):
             fits = not isinstance(each, RobustAverage)
             require(fits, f"{type(self).__name__} and {type(each).__name__} would both replace the mean; choose one.")
             if isinstance(each, Strategy):
+                what = f"{type(each).__name__} averages what it remembers of clients and not the round's uploads"
+                require(each.averages_uploads, f"{what}; {type(self).__name__} cannot help, NormClip and Krum can.")
                 each.average = self._instead_of_mean  # type: ignore[method-assign]
         self._called = False
 

@@ -22,6 +22,7 @@ class AREA(Cached):
     """
 
     branch_free = True
+    averages_uploads = False
     first: Tensor
     round: Tensor
 

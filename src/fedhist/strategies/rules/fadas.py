@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedhist.errors import number, positive
+from fedhist.errors import decay, number, positive
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
 
@@ -35,7 +35,7 @@ class FADAS(Strategy):
     ) -> None:
         super().__init__()
         self.eta, self.eps = positive("eta", eta), positive("eps", eps)
-        self.beta1, self.beta2 = number("beta1", beta1, 0, 1), number("beta2", beta2, 0, 1)
+        self.beta1, self.beta2 = decay("beta1", beta1), decay("beta2", beta2)
         self.tau_c = None if tau_c is None else number("tau_c", tau_c, 0)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:

@@ -29,6 +29,7 @@ class FedFa(Strategy):
     def __init__(self, window: int = 10, of: Literal["updates", "models"] = "updates") -> None:
         super().__init__()
         self.window, self.of = whole("window", window, 1), choice("of", of, ("updates", "models"))
+        self.averages_uploads = of == "updates"
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Begin with an empty window; the newest is the first in it."""

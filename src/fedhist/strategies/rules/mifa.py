@@ -17,6 +17,7 @@ class MIFA(Cached):
     """
 
     branch_free = True
+    averages_uploads = False
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the mean of all that is cached."""

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedhist.errors import number
+from fedhist.errors import decay
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
 from fedhist.strategies.lengths import least_squares
@@ -32,7 +32,7 @@ class MomentumApproximation(Strategy):
 
     def __init__(self, beta: float = 0.9) -> None:
         super().__init__()
-        self.beta = number("beta", beta, 0, 1)
+        self.beta = decay("beta", beta)
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Begin with `u = 0`; the share of version s in it is kept at `s mod 1024`."""

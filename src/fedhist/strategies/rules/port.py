@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedhist.errors import number, positive
+from fedhist.errors import number, positive, require
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
 from fedhist.strategies.lengths import cosine
@@ -30,6 +30,7 @@ class Port(Strategy):
     def __init__(self, alpha: float = 3.0, beta: float = 1.0, S: float = 10.0) -> None:  # noqa: N803 (the paper's)
         super().__init__()
         self.alpha, self.beta, self.S = number("alpha", alpha, 0), number("beta", beta, 0), positive("S", S)
+        require(self.alpha + self.beta > 0, "alpha and beta must not both be 0.")
 
     def weights(self, arrivals: Arrivals) -> Tensor:
         """Return `n_i` times the weighted sum of freshness and agreement."""
