@@ -75,6 +75,12 @@ def test_a_captured_run_is_recorded(task: fh.Task, tmp_path: Path) -> None:
     assert again.distance[-1] < 1e-3 * again.recorded_travelled
 
 
+def test_a_captured_moving_average_is_that_of_the_cpu(task: fh.Task) -> None:
+    options = {"k": 3, "rounds": 12, "local": LOCAL, "eval_every": 4, "ema": 0.8}
+    cpu, gpu = (fh.simulate("fedhist", task, device=device, **options) for device in ("cpu", "cuda"))  # type: ignore[arg-type]
+    assert cpu.loss == pytest.approx(gpu.loss, rel=1e-3)
+
+
 @pytest.mark.parametrize("attack", [f"{name}:share=0.25" for name in ATTACKS])
 def test_attacked_and_defended_runs_agree_with_the_cpu(task: fh.Task, attack: str) -> None:
     methods = ["fedavg", "refl + median", "fedhist + trimmed", "fedhist + krum", "fedhist + median + norm-clip"]

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
@@ -167,7 +168,8 @@ def named(kind: str, spec: str, known: Mapping[str, Callable[..., Any]]) -> Any:
 
 def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """Call a constructor with options from a file or a command line."""
-    known = inspect.signature(make).parameters
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    known = {name: each for name, each in inspect.signature(make).parameters.items() if each.kind in kinds}
     for key in options:
         if key not in known:
             raise unknown_option(name, key, known)
@@ -180,6 +182,8 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
 def imported(kind: str, name: str) -> Any:
     """Return what is at ``package.module:name``, the same object each time."""
     module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:  # where users run a command, their files are; last, so that nothing is hidden
+        sys.path.append(str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the module does when it is imported

@@ -226,3 +226,15 @@ def test_unknown_flags_and_commands(tmp_path: Path) -> None:
     assert flag.code == 2 and "--rounds" in flag.err
     command = fedhist("rnu", cwd=tmp_path)
     assert command.code == 2 and "rnu" in command.err
+
+
+def test_a_strategy_in_the_current_folder_is_found(tmp_path: Path) -> None:
+    """By the installed command too, which does not have that folder on its path."""
+    (tmp_path / "mine.py").write_text(
+        "import fedhist as fh\n\n\nclass Rule(fh.Strategy):\n"
+        "    def weights(self, arrivals):\n        return arrivals.staleness\n"
+    )
+    command = [Path(sys.executable).with_name("fedhist"), "run", "--strategy", "mine:Rule", "--rounds", "2", "--quiet"]
+    done = subprocess.run([*command, "--clients", "12", "--out", "a"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["method"] == "Rule"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 import fedhist as fh
 from fedhist.clients.job import Job
@@ -93,6 +93,25 @@ def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
         torch.testing.assert_close(values, simulated.model[entry], rtol=1e-4, atol=1e-6)  # type: ignore[index]
     again = fh.simulate(name, task, k=3, rounds=rounds, local=local, seed=seed, schedule=deployed, trainer="reference")
     assert all(torch.equal(values, simulated.model[entry]) for entry, values in again.model.items())  # type: ignore[index, union-attr]
+
+
+def test_a_moving_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> None:
+    """Clients move their model by -1 a round, and all of them are sent the model, never the average."""
+    seen: list[float] = []
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(float(arrays.to_torch_state_dict()["w"][0]))
+        return MetricRecord({"loss": 1.0})
+
+    def served(rounds: int) -> KAsync:
+        grid = network({node: moved(-1.0) for node in (1, 2)})
+        options = {"evaluate_fn": evaluate, "ema": 0.9, "checkpoint": tmp_path, "checkpoint_every": 0}
+        return run(grid, k=2, rounds=rounds, **options)
+
+    served(2)
+    server = served(4)  # goes on after a stop
+    assert seen[-1] == pytest.approx(-2.5) == final(server)["w"][0].item()  # of -1, -2, -3 and -4
+    assert seen[:3] == pytest.approx([0.0, -1.0, -1.5])
 
 
 def test_a_deadline_closes_a_round_with_fewer(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def test_other_paces_have_as_many_updates() -> None:
 
 
 def result(percent: float, **more: Any) -> dict[str, Any]:
-    return {"accuracy": [percent / 100], "round": [1], "time": [1.0], "parameters": 10, **more}
+    same = {"round": [1], "time": [1.0], "parameters": 10, "diverged": False}
+    return {"accuracy": [percent / 100], **same, **more}
 
 
 def test_the_best_pair_is_chosen_once_all_were_tried() -> None:
@@ -120,6 +121,9 @@ def test_the_best_pair_is_chosen_once_all_were_tried() -> None:
     assert choice is not None and (choice.lr, choice.server_lr) == (0.05, 1.0)
     assert {cell.server_lr for cell in league.tested_cells(pair, choice, 3)} == {1.0}
     assert league.chosen({cell: tried[cell] for cell in cells[1:]}, pair) is None
+    at_chance = {cell: result(10.0, diverged=True) for cell in cells} | {cells[4]: result(9.8)}
+    better = league.chosen(at_chance, pair)  # than one that diverged, which counts as guessing
+    assert better is not None and (better.lr, better.server_lr) == (cells[4].lr, cells[4].server_lr)
     equal = league.chosen({cell: result(10.0) for cell in cells}, pair)
     assert equal is not None and (equal.lr, equal.server_lr) == (0.05, 0.1)
 
@@ -182,7 +186,7 @@ def test_tables_by_hand() -> None:
     assert "| REFL | 41.0 ± 2.6 | 20.5 ± 1.3 | -4.0 ± 2.5 |" in standings.rare(season).splitlines()
     summary = standings.summary(season).splitlines()
     assert summary[2].startswith("| **FedHist** | 0.0 ± 0.0 | 0.0 | 1.0 | 1 of 1 |")
-    assert summary[3] == "| FedAvg | 2.0 ± 0.0 | 2.0 | 2.0 | 0 of 1 | 0 bytes | 80 bytes |"
+    assert summary[3] == "| FedAvg | 2.0 ± 0.0 | 2.0 | 2.0 | 0 of 1 | 0 of 3 | 0 bytes | 80 bytes |"
     assert "| FedAvg | 0.1 × 1 |" in standings.rates(season).splitlines()
 
 
@@ -233,7 +237,7 @@ def test_a_method_of_ones_own_gets_its_row_among_finished_ones(
     assert "Runs to choose rates: 6 of 6 are there already." in again
     assert "Runs on the test set: 2 of 2 are there already." in again
     succeeds("league", "--scale", "smoke", "--seeds", "2", "--redraw", "--out", "mine", cwd=tmp_path)
-    assert "FedAvg(by_examples=False)" in table_of(mine, "accuracy")  # its row stays when others are looked at
+    assert "fedavg:by_examples=false" in table_of(mine, "accuracy")  # its row stays when others are looked at
 
 
 def test_names_in_tables_are_not_given_twice() -> None:

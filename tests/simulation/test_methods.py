@@ -49,6 +49,7 @@ def test_names_of_papers_stand_for_what_they_say() -> None:
     }
     assert as_method("MA-Light:beta=0.5").name == "MA-Light(beta=0.5)"
     assert as_method("ace:bits=8").name == "ACED(tau_algo=None, bits=8)"
+    assert as_method("FedAdam : eta=0.1").name == "FedAvg + adam(eta=0.1)"
     assert as_method("FedAdam:eta=0.1 + median").name == "FedAvg + adam(eta=0.1) + median"
     assert as_method("delay-adaptive:tau_c=3").name == "DelayAdaptive(tau_c=3.0)"
 
@@ -152,6 +153,9 @@ def test_defences_are_named_as_they_are_shown() -> None:
         ("scaffold + fedprox", "SCAFFOLD has clients of its own, which 'fedprox' would replace."),
         ("nowhere:Rule", "strategy='nowhere:Rule' cannot be imported: No module named 'nowhere'."),
         ("math:pi", "strategy='math:pi' must name a function or a class, got float."),
+        ("os:system:command=ls", "os:system must be a class of its own, derived from fedhist.Strategy."),
+        ("collections:OrderedDict", "collections:OrderedDict must be a class of its own, derived from fedhist.Str"),
+        ("ca2fl + median", "CA2FL averages what it remembers of clients and not the round's uploads"),
         ("fedbuff:a=-1", "a must not be negative, got -1."),
         ("fedasync:s=sometimes", "s must be 'polynomial', 'hinge' or 'constant', got 'sometimes'."),
         ("aced:tau_algo=1.5", "tau_algo must be a whole number, got 1.5."),

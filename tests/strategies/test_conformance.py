@@ -62,7 +62,8 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     "FedFa": lambda: fh.FedFa(window=6),
     "FedFa of models": lambda: fh.FedFa(window=6, of="models"),
     "FedBuff + median": lambda: fh.CoordinateMedian(fh.FedBuff()),
-    "CA2FL + trimmed + adam": lambda: fh.FedAdam(fh.TrimmedMean(fh.CA2FL(), share=0.2)),
+    "FedBuff + trimmed + adam": lambda: fh.FedAdam(fh.TrimmedMean(fh.FedBuff(), share=0.2)),
+    "CA2FL + krum": lambda: fh.Krum(fh.CA2FL()),
     "FedAvg with INA + median": lambda: fh.CoordinateMedian(fh.FedAvg(ina=True)),
     "DynSGD unnormalised + trimmed": lambda: fh.TrimmedMean(fh.DynSGD(normalise=False), share=0.1),
     "WKAFL + median": lambda: fh.CoordinateMedian(fh.WKAFL()),
@@ -163,14 +164,14 @@ def test_shape_weights_and_finiteness(make: Callable[[], fh.Strategy]) -> None:
 
 def test_order_of_uploads_does_not_matter(make: Callable[[], fh.Strategy]) -> None:
     if has(make(), (fh.FedFa,)):
-        return  # its window drops uploads in the order in which they came
+        pytest.skip("its window drops uploads in the order in which they came")
     assert close(updates(make(), stream(20)), updates(make(), stream(20, order=[2, 0, 3, 1])))
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])  # exact in every precision
 def test_update_scales_with_uploads(make_noiseless: Callable[[], fh.Strategy], scale: float) -> None:
     if has(make_noiseless(), ADAPTIVE):
-        scale = 1.0
+        pytest.skip("it takes the same step whatever the length of the uploads")
     scaled = [u / scale for u in updates(make_noiseless(), stream(20, scale=scale))]
     assert close(scaled, updates(make_noiseless(), stream(20)), rtol=1e-3)
 

@@ -181,7 +181,7 @@ def test_the_cache_keeps_uploads_to_the_precision_asked_for(bits: int, error: fl
         bound = error * (uploads.abs() if bits == 16 else largest[:, :150])
         assert ((now - uploads).abs() <= bound * 1.0001).all()
         kept[clients] = now
-        assert torch.allclose(cache.total, kept.double().sum(dim=0), rtol=1e-5, atol=1e-2)
+        assert torch.allclose(cache.total, kept.double().sum(dim=0), rtol=0, atol=1e-9)  # uploads are up to 1e4 long
         assert torch.allclose(cache.mean(torch.float64), cache.total / 7)
 
 

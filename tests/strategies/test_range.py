@@ -40,7 +40,7 @@ DEFENDED = {
     "WKAFL",
     "FedHist",
     "FedAsync",
-    "CA2FL in 4 bits",
+    "FedBuff",
 }
 """Rules that are also tried inside others: each kind once."""
 COMBINED = [(inner, around) for inner in INNER for around in AROUND if around == "alone" or inner in DEFENDED]
@@ -79,7 +79,9 @@ def test_finite_beside_ordinary_uploads(inner: str, around: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if "Private" not in name])
 def test_update_scales_with_uploads_up_to_the_largest(name: str) -> None:
-    scale = 1.0 if has(MAKERS[name](), ADAPTIVE) else 2.0**30
+    if has(MAKERS[name](), ADAPTIVE):
+        pytest.skip("it takes the same step whatever the length of the uploads")
+    scale = 2.0**30
     scaled = [u / scale for u in updates(MAKERS[name](), stream(20, scale=scale))]
     assert close(scaled, updates(MAKERS[name](), stream(20)), rtol=1e-3)
 

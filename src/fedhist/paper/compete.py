@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import InvalidInput, choice, unknown, whole
+from fedhist.errors import choice, unknown, whole
 from fedhist.paper.cells import Cell
 from fedhist.paper.league import (
+    BASELINE,
     ENTRANTS,
     SETTINGS,
     SHIPPED,
@@ -26,7 +26,7 @@ from fedhist.paper.runner import methods_in
 from fedhist.paper.session import Session, share_of
 from fedhist.paper.standings import TABLES, Played, draw, everywhere
 from fedhist.paper.tables import Results
-from fedhist.simulation.methods import as_method
+from fedhist.simulation.methods import as_method, spelled_out
 
 PICTURE = "standings"
 Key = tuple[Setting, str]
@@ -57,14 +57,16 @@ def compete(
     for name in settings or []:
         if name not in known:
             raise unknown("setting", name, known)
-    shown = [setting for name, setting in known.items() if not settings or name in settings]
     whole("seeds", seeds, 1)
     named, share = _named(strategies or [], entrants), share_of(part)
-    everybody = {**entrants, **_named_before(out, entrants), **named}
-    keys = [(setting, name) for setting in shown for name, each in everybody.items() if each.fits(setting)]
-    own = [key for key in keys if not named or key[1] in named][share]
+    specs = {entrant.spec for entrant in named.values()}
+    there = {name: each for name, each in _there_before(out, entrants).items() if name not in specs}
+    everybody = {**entrants, **there, **named}
 
     session = Session(out, device=device, data_dir=data_dir, redraw=redraw, beside=shipped, side_by_side=SIDE_BY_SIDE)
+    shown = [known[name] for name in settings] if settings else _played_before(known, session, entrants)
+    keys = [(setting, name) for setting in shown for name, each in everybody.items() if each.fits(setting)]
+    own = [key for key in keys if (key[1] in named if named else key[1] not in there)][share]
     trials = {key: tuning_cells(_pair(key, everybody)) for key in keys}
     tried = _finished("to choose rates", trials, own, session)
     choices = {key: found for key in keys if (found := chosen(tried, _pair(key, everybody))) is not None}
@@ -77,25 +79,36 @@ def compete(
 def _named(strategies: Iterable[str], entrants: Mapping[str, Entrant]) -> dict[str, Entrant]:
     """Return the methods that are asked for by their names in tables: those of the league, or others."""
     named: dict[str, Entrant] = {}
-    for spec in map(str.strip, strategies):
-        listed = {name: each for name, each in entrants.items() if spec.lower() in (name.lower(), each.spec)}
+    by_name = {name.lower(): entrant.spec for name, entrant in entrants.items()}
+    for given in map(str.strip, strategies):
+        spec = by_name.get(given.lower()) or " + ".join(spelled_out(given))
+        listed = {name: entrant for name, entrant in entrants.items() if entrant.spec.lower() == spec.lower()}
         if not listed:
             name = as_method(spec).name
-            # A class of the user's may be called like a method of the league.
-            listed = {spec if name in entrants else name: Entrant(spec)}
+            # A class of the user's may be called like a method of the league, or like another one of theirs.
+            listed = {spec if name in entrants or name in named else name: Entrant(spec)}
         named |= listed
     return named
 
 
-def _named_before(out: str | Path, entrants: Mapping[str, Entrant]) -> dict[str, Entrant]:
-    """Return other methods that have runs in a folder; one that cannot be found here any more is left out."""
+def _there_before(out: str | Path, entrants: Mapping[str, Entrant]) -> dict[str, Entrant]:
+    """Return other methods that have runs in a folder, by their text: a class that a file names is not imported."""
     ratios = {setting.ratio for scale in SETTINGS.values() for setting in scale.values()}
     known = {entrant.spec_at(ratio) for entrant in entrants.values() for ratio in ratios}
-    found: dict[str, Entrant] = {}
-    for spec in methods_in(Path(out)):
-        with suppress(InvalidInput):
-            found |= {} if spec in known else _named([spec], entrants)
-    return found
+    return {spec: Entrant(spec, listed=False) for spec in methods_in(Path(out)) if spec not in known}
+
+
+def _played_before(settings: Mapping[str, Setting], session: Session, entrants: Mapping[str, Entrant]) -> list[Setting]:
+    """Return the settings in which the baseline has been tuned; all where there is none, as before a first run."""
+    there = [
+        setting
+        for setting in settings.values()
+        if (cells := tuning_cells((setting, entrants[BASELINE]))) and len(session.found(cells)) == len(cells)
+    ]
+    left = [name for name, setting in settings.items() if setting not in there] if there else []
+    if left:
+        print(f"Left out: {', '.join(left)}, for which there are no runs yet; name it with --setting to run it.")
+    return there or list(settings.values())
 
 
 def _pair(key: Key, entrants: Mapping[str, Entrant]) -> tuple[Setting, Entrant]:
@@ -127,6 +140,8 @@ def _played(
 
 def _show(session: Session, season: Sequence[Played]) -> None:
     played = [each for each in season if each.scores]
+    # Where nobody but a newcomer has been, nobody can be compared with it.
+    played = [each for each in played if BASELINE in each.scores] or played
     if not played:
         print("No method has all its runs yet.")
         return

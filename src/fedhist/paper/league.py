@@ -90,6 +90,11 @@ class Entrant:
     """Uploads that close a round, if not the setting's; there are as many uploads in all."""
     synchronous: bool = False
     """Whether only K clients work at a time."""
+    listed: bool = True
+    """Whether it is of the league or was asked for; others have runs in the same folder."""
+    alike: bool = True
+    """Whether, after a single local step, a longer step is the same with either rate: not where the clients' cancels,
+    or where the server's also scales how far the model has moved since."""
 
     def spec_at(self, ratio: int) -> str:
         """Return the specification for a certain N/K."""
@@ -105,14 +110,14 @@ BASELINE = "FedAvg"
 """The method whose accuracy the targets follow from."""
 ENTRANTS: Mapping[str, Entrant] = {
     BASELINE: Entrant("fedavg"),
-    "FedAsync": Entrant("fedasync"),
+    "FedAsync": Entrant("fedasync", alike=False),
     "FedBuff": Entrant("fedbuff"),
     "FedBuff + momentum": Entrant("fedbuff + momentum"),
     "MA-Light": Entrant("momentumapproximation"),
     "DelayAdaptive": Entrant("delayadaptive"),
-    "FADAS": Entrant("fadas"),
-    "FADAS, tau_c = none": Entrant("fadas:tau_c=none"),
-    "FedAdam": Entrant("fedavg + adam"),
+    "FADAS": Entrant("fadas", alike=False),
+    "FADAS, tau_c = none": Entrant("fadas:tau_c=none", alike=False),
+    "FedAdam": Entrant("fedavg + adam", alike=False),
     "CA2FL": Entrant("ca2fl"),
     "ACED": Entrant("aced:tau_algo=5N/K"),
     "MIFA": Entrant("mifa"),
@@ -120,7 +125,7 @@ ENTRANTS: Mapping[str, Entrant] = {
     "Port": Entrant("port"),
     "AsyncFedED": Entrant("asyncfeded"),
     "FedFa": Entrant("fedfa"),
-    "AREA": Entrant("area"),
+    "AREA": Entrant("area", alike=False),
     "DynSGD": Entrant("dynsgd"),
     "TWAFL": Entrant("twafl"),
     "WKAFL": Entrant("wkafl"),
@@ -128,7 +133,7 @@ ENTRANTS: Mapping[str, Entrant] = {
     "FedHist": Entrant("fedhist"),
     "FedProx": Entrant("fedprox", _against_drift),
     "SCAFFOLD": Entrant("scaffold", _against_drift_of_sgd),
-    "FedAsync, K = 1": Entrant("fedasync", _of_other_pace, k=1),
+    "FedAsync, K = 1": Entrant("fedasync", _of_other_pace, k=1, alike=False),
     "FedAvg, synchronous": Entrant("fedavg", _of_other_pace, synchronous=True),
 }
 """By the name in tables."""
@@ -195,7 +200,7 @@ class Choice:
     server_lr: float
     tried: Mapping[tuple[float, float], float]
     alike: bool
-    """Whether a longer step is the same with either rate: clients take a single one."""
+    """Whether a longer step is the same with either rate."""
 
     def ends(self) -> tuple[str, str]:
         """Return an arrow for each rate that might be better beyond its range, and nothing for others.
@@ -227,14 +232,16 @@ class Choice:
 def chosen(runs: Results, pair: Pair) -> Choice | None:
     """Return the rates with the best final accuracy on held-back data; None unless all were tried.
 
-    A run that diverged is worth guessing; of equal ones it is the smaller client's rate, then the smaller server's.
+    A run that diverged comes after all that did not; of equal ones the smaller client's rate wins, then the smaller
+    server's.
     """
     cells = tuning_cells(pair)
     if not all(cell in runs for cell in cells):
         return None
     tried = {(cell.lr, cell.server_lr): final(runs[cell]) for cell in cells}
-    best = max(tried, key=lambda rates: tried[rates])
-    return Choice(*best, tried, alike=pair[0].local_steps == 1)
+    ended = {(cell.lr, cell.server_lr): not runs[cell]["diverged"] for cell in cells}
+    best = max(tried, key=lambda rates: (ended[rates], tried[rates]))
+    return Choice(*best, tried, alike=pair[0].local_steps == 1 and pair[1].alike)
 
 
 def tested_cells(pair: Pair, choice: Choice, seeds: int) -> list[Cell]:

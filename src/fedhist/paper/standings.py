@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedhist.clients.objectives import uses_mail
-from fedhist.errors import InvalidInput
+from fedhist.errors import InvalidInput, require
 from fedhist.paper.league import BASELINE, Choice, Entrant, Setting
 from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
 from fedhist.report.curves import COLOURS, drawing
@@ -21,7 +21,8 @@ from fedhist.simulation.methods import as_method
 from fedhist.store.recording import in_units
 from fedhist.strategies.memory import buffer_bytes
 
-SIGNIFICANT = 0.05
+SIGNIFICANT, NEAR = 0.05, 2.0
+"""Level with the best are methods whose p-value is not below the first, and at most so many points behind."""
 FURTHEST = 15.0
 """Points behind the best at which the picture ends: small differences must stay visible."""
 TARGET_SHARE = 0.9
@@ -66,15 +67,17 @@ def best_of(scores: Mapping[str, Seeds]) -> str:
 
 
 def level(scores: Mapping[str, Seeds]) -> set[str]:
-    """Return the methods that are not significantly worse than the best: paired t-tests over seeds, Holm's correction.
+    """Return the methods near the best and not significantly worse: paired t-tests over seeds, Holm's correction.
 
-    The best itself is among them; without at least two seeds it is alone.
+    Near is a mean distance of at most :data:`NEAR` points, since a method with a failed seed is never significantly
+    worse. The best itself is among them; without at least two seeds it is alone.
     """
     best = best_of(scores)
     tests = {name: paired(scores[best], own) for name, own in scores.items() if name != best}
     known = {name: test.p for name, test in tests.items() if test is not None}
     corrected = dict(zip(known, holm(list(known.values())), strict=True))
-    return {best, *(name for name, p in corrected.items() if p >= SIGNIFICANT)}
+    near = {name for name, test in tests.items() if test is not None and test.mean <= NEAR}
+    return {best, *(name for name, p in corrected.items() if p >= SIGNIFICANT and name in near)}
 
 
 def everywhere(season: Sequence[Played]) -> list[str]:
@@ -139,6 +142,7 @@ def _costs(season: Sequence[Played], name: str) -> list[tuple[str, str]]:
     entrant = next(played.entrants[name] for played in season if name in played.entrants)
     texts = ["–"] * len(headings)
     with suppress(InvalidInput):
+        require(entrant.listed, "the class of a method that was not asked for is not imported")
         methods, size = [as_method(entrant.spec_at(n // first.k)) for n in numbers], max(sizes)
         memory = [
             buffer_bytes(method.strategy, n, first.k, size, torch.float32)
@@ -160,11 +164,13 @@ def summary(season: Sequence[Played]) -> str:
         rank = f"{ranks[name]:.1f}" if name in ranks else "–"
         span = "" if half is None else f" ± {half:.1f}"
         costs = _costs(season, name)
-        header = ["method", "points behind the best", "at worst", "mean rank", "best or level"]
+        tested = [run for played in season for run in played.runs.get(name, {}).values()]
+        lost = f"{sum(run['diverged'] for run in tested)} of {len(tested)}"
+        header = ["method", "points behind the best", "at worst", "mean rank", "best or level", "diverged"]
         header += [heading for heading, _ in costs]
         shown = f"**{name}**" if name == OURS else name
         count = f"{sum(name in each for each in good)} of {len(gaps)}"
-        rows.append([shown, f"{mean:.1f}{span}", f"{worst:.1f}", rank, count, *(text for _, text in costs)])
+        rows.append([shown, f"{mean:.1f}{span}", f"{worst:.1f}", rank, count, lost, *(text for _, text in costs)])
     lines = markdown(header, rows)
     if len(ranks) > 1 and len(season) > 1:
         critical = critical_difference(len(ranks), len(season))

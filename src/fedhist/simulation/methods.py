@@ -162,8 +162,10 @@ def _first(spec: str) -> Method:
     require("+" not in module, f"{brief(spec)} needs spaces around the plus, as in 'refl + adam'.")
     own, _, text = rest.partition(":")
     if own.isidentifier() and module.lower().replace("-", "") not in METHODS:
-        made = build(own, imported("strategy", f"{module}:{own}"), parse_options("strategy", spec, text))
-        require(isinstance(made, Strategy), f"{module}:{own} must make a fedhist.Strategy, got {type(made).__name__}.")
+        kind = imported("strategy", f"{module}:{own}")
+        fits = isinstance(kind, type) and issubclass(kind, Strategy)  # a name in a file must not call anything else
+        require(fits, f"{module}:{own} must be a class of its own, derived from fedhist.Strategy.")
+        made = build(own, kind, parse_options("strategy", spec, text))
         return Method(name_of(made), made, client_side(made))
     name, options = parse_spec("strategy", spec, METHODS)
     made = build(name, METHODS[name].make, options)
@@ -171,10 +173,10 @@ def _first(spec: str) -> Method:
     return Method(label, made, client_side(made)) if isinstance(made, Strategy) else Method(label, FedAvg(), made)
 
 
-def _parts(spec: str) -> list[str]:
-    """Return the parts of a specification, with names of papers spelled out."""
-    first, *others = re.split(r"\s\+\s", spec)
-    name, colon, options = first.strip().partition(":")
+def spelled_out(spec: str) -> list[str]:
+    """Return the parts of a specification, with names of papers for what another name says spelled out."""
+    first, *others = re.split(r"\s+\+\s+", spec.strip())
+    name, colon, options = (each.strip() for each in first.partition(":"))
     whole = SHORT.get(name.lower().replace("-", ""))
     if whole is None:
         return [first, *others]
@@ -197,7 +199,7 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         require(fits, f"{type(given).__name__}.__init__() must call super().__init__() before anything else.")
         method = Method(name_of(given), given, client_side(given))
     elif isinstance(given, str):
-        first, *others = _parts(given)
+        first, *others = spelled_out(given)
         method = _first(first)
         for each in others:
             method = surrounded(method, each)

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -375,7 +376,9 @@ def _steps_by_the_upload(strategy: Strategy) -> bool:
         probe = prepared(strategy, 3, 1, 4, torch.float64, torch.device("cpu"), seed=0)
         for i, delta in enumerate(torch.from_numpy(deltas)):
             staleness, client, size = (torch.tensor([each]) for each in ((1, 2, 50)[i], i, 10 * i + 1))
-            if not torch.allclose(probe(Arrivals(delta, staleness, client, size)), delta[0]):
+            moved = torch.from_numpy(deltas[2 - i])
+            models: dict[str, Any] = {"model": moved[0], "received_from": partial(torch.mul, moved, 0.5)}
+            if not torch.allclose(probe(Arrivals(delta, staleness, client, size, **models)), delta[0]):
                 return False
     except Exception:  # a strategy of the user's own may need more than this
         return False

@@ -46,7 +46,7 @@ class UploadCache(nn.Module):
         before = self.last(clients, uploads.dtype)
         self._write(clients, uploads)
         kept = uploads if self.bits == 32 else self.last(clients, uploads.dtype)
-        self.total += (kept - before).sum(dim=0, dtype=torch.float64)
+        self.total += kept.sum(dim=0, dtype=torch.float64) - before.sum(dim=0, dtype=torch.float64)
         return before
 
     def mean(self, dtype: torch.dtype) -> Tensor:
@@ -69,8 +69,9 @@ class UploadCache(nn.Module):
             self.rows.index_copy_(0, clients, uploads.to(self.rows.dtype))
             return
         blocks = F.pad(uploads, (0, -self.num_params % BLOCK)).view(len(uploads), -1, BLOCK)
-        scales = blocks.abs().amax(dim=2, keepdim=True) / (2 ** (self.bits - 1) - 1)
-        rows = (blocks / scales).masked_fill(scales == 0, 0.0).round().to(torch.int8).flatten(1)
+        levels = 2 ** (self.bits - 1) - 1
+        scales = blocks.abs().amax(dim=2, keepdim=True) / levels
+        rows = (blocks / scales).masked_fill(scales == 0, 0.0).clamp(-levels, levels).round().to(torch.int8).flatten(1)
         if self.bits == 4:
             pairs = (rows + 8).to(torch.uint8).view(len(rows), -1, 2)
             rows = pairs[..., 0] | (pairs[..., 1] << 4)

@@ -13,7 +13,19 @@ from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy, Wrapper
 
 
-class ServerMomentum(Wrapper):
+class ServerOptimizer(Wrapper):
+    """What steps by another strategy's updates, and never looks at an upload itself."""
+
+    def epsilon(self) -> float | None:
+        """Return the privacy budget that the inner strategy has spent: what follows is post-processing."""
+        return self.inner.epsilon()
+
+    def trace(self) -> dict[str, Tensor]:
+        """Return the vectors of the inner strategy that the history keeps."""
+        return self.inner.trace()
+
+
+class ServerMomentum(ServerOptimizer):
     """Add up the inner strategy's updates, each round less of the older ones: `v ← β·v + u`, and step by `v`.
 
     Parameters
@@ -43,7 +55,7 @@ class ServerMomentum(Wrapper):
         return self.v.mul_(self.beta).add_(super().forward(arrivals)).clone()
 
 
-class FedAdam(Wrapper):
+class FedAdam(ServerOptimizer):
     """Adam on the inner strategy's updates: `m ← β₁m + (1-β₁)u`, `v ← β₂v + (1-β₂)u²`, step by `η·m/(√v + τ)`.
 
     Parameters

@@ -24,6 +24,7 @@ class FedStale(Cached):
     def __init__(self, beta: float = 0.5, bits: Bits = 32) -> None:
         super().__init__(bits)
         self.beta = number("beta", beta, 0, 1)
+        self.averages_uploads = self.beta == 0
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the calibrated mean of the uploads."""
