@@ -19,12 +19,8 @@ import fedhist as fh
 from fedhist.clients.job import Job
 from fedhist.clients.reference import ReferenceTrainer
 from fedhist.flower import KAsync, load, reply
-from fedhist.simulation.methods import METHODS
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import START, final, kasync, kinds, moved, network, run
-
-NEED_CLIENTS = ("fedprox", "moon", "scaffold")
-"""Methods with clients of their own."""
 
 
 def test_the_first_k_make_the_model_and_only_they_get_it() -> None:
@@ -54,7 +50,9 @@ def test_staleness_counts_from_the_version_a_node_was_sent() -> None:
     assert slow[0] == (4, 4)  # sent version 1, arrived in round 4
 
 
-@pytest.mark.parametrize("name", [*(name for name in METHODS if name not in NEED_CLIENTS), "refl + adam"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedhist", "wkafl", "fedasync", "ca2fl:bits=4", "aced", "area", "refl + adam"]
+)
 def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
     name: str, grid: FakeGrid, make_task: Callable[..., fh.Task]
 ) -> None:

@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[], fh.Strategy]] = {
     "FedHist sketched": lambda: fh.FedHist(sketch=16),
     **{
         f"{inner.__name__} + {defence.title}": (lambda inner=inner, defence=defence: defence(inner()))
-        for inner in (fh.FedAvg, fh.REFL, fh.FedHist)
+        for inner in (fh.FedAvg, fh.FedHist)
         for defence in (fh.NormClip, fh.CoordinateMedian, fh.TrimmedMean, fh.Krum)
     },
     "FedAsync": fh.FedAsync,
