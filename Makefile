@@ -21,7 +21,7 @@ flower-demo: $(READY)
 NETWORK := tests/flower/test_network.py
 test: lint
 	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
-	$(BIN)/python -m pytest -q -n 2 --ignore=$(NETWORK); others=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=$(NETWORK); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
 # In memory where there is such a folder: each kill and each damaged file is a few writes that wait for the disk.

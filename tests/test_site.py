@@ -24,6 +24,8 @@ from tests.report.browser import CHROMIUM, Browser
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if importlib.util.find_spec(name) is None]
 
+pytestmark = pytest.mark.xdist_group("site")  # one process makes what these tests look at
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

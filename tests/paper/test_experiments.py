@@ -17,6 +17,8 @@ from fedhist.paper.figures import FIGURES
 from fedhist.paper.reproduce import reproduce
 from tests.command.calls import fails, succeeds
 
+pytestmark = pytest.mark.xdist_group("paper")  # one process makes what these tests look at
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _shorter() -> Iterator[None]:

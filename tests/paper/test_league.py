@@ -30,6 +30,8 @@ EVERY_PAIR = [
     if entrant.fits(setting)
 ]
 
+pytestmark = pytest.mark.xdist_group("league")  # one process makes what these tests look at
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _smaller() -> Iterator[None]:

@@ -67,7 +67,7 @@ def test_float64_agrees_to_rounding(name: str, options: dict[str, Any], n: int, 
 
 
 @given(data=st.data(), case=st.sampled_from(CASES), seed=st.integers(0, 10**6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_float32_agrees_for_any_shape(data: st.DataObject, case: tuple[str, dict[str, Any]], seed: int) -> None:
     n = data.draw(st.integers(1, 60), label="n")
     k = data.draw(st.integers(1, n), label="k")

@@ -152,7 +152,7 @@ def close(a: list[Tensor], b: list[Tensor], rtol: float = 1e-4) -> bool:
 
 def test_shape_weights_and_finiteness(make: Callable[[], fh.Strategy]) -> None:
     strategy = make().setup(N, K, P)
-    for arrivals in stream(20):
+    for arrivals in stream(12):
         update = strategy(arrivals)
         assert update.shape == (P,) and update.dtype == torch.float32
         assert torch.isfinite(update).all()
@@ -165,15 +165,15 @@ def test_shape_weights_and_finiteness(make: Callable[[], fh.Strategy]) -> None:
 def test_order_of_uploads_does_not_matter(make: Callable[[], fh.Strategy]) -> None:
     if has(make(), (fh.FedFa,)):
         pytest.skip("its window drops uploads in the order in which they came")
-    assert close(updates(make(), stream(20)), updates(make(), stream(20, order=[2, 0, 3, 1])))
+    assert close(updates(make(), stream(12)), updates(make(), stream(12, order=[2, 0, 3, 1])))
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])  # exact in every precision
 def test_update_scales_with_uploads(make_noiseless: Callable[[], fh.Strategy], scale: float) -> None:
     if has(make_noiseless(), ADAPTIVE):
         pytest.skip("it takes the same step whatever the length of the uploads")
-    scaled = [u / scale for u in updates(make_noiseless(), stream(20, scale=scale))]
-    assert close(scaled, updates(make_noiseless(), stream(20)), rtol=1e-3)
+    scaled = [u / scale for u in updates(make_noiseless(), stream(12, scale=scale))]
+    assert close(scaled, updates(make_noiseless(), stream(12)), rtol=1e-3)
 
 
 def test_one_upload_a_round(make_noiseless: Callable[[], fh.Strategy]) -> None:
