@@ -173,8 +173,8 @@ def test_the_cache_keeps_uploads_to_the_precision_asked_for(bits: int, error: fl
     kept = torch.zeros(7, 150)
     for _ in range(30):
         clients, uploads = torch.randperm(7)[:3], torch.randn(3, 150) * 10.0 ** torch.randint(-3, 4, (3, 1))
-        assert torch.equal(cache.exchange(clients, uploads), kept[clients])
-        now = cache.last(clients, torch.float32)
+        before, now = cache.exchange(clients, uploads)
+        assert torch.equal(before, kept[clients]) and torch.equal(now, cache.last(clients, torch.float32))
         largest = (
             torch.nn.functional.pad(uploads, (0, 42)).view(3, 3, 64).abs().amax(dim=2).repeat_interleave(64, dim=1)
         )

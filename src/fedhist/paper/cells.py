@@ -75,8 +75,12 @@ class Cell:
     @property
     def key(self) -> str:
         """A name for this run and no other; it does not change when a field with a default is added."""
-        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.given, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @property
     def clients(self) -> int:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,11 +155,7 @@ def shortened(line: str) -> str:
     """Return a packed run with what tables need and how it was made, in few bytes."""
     stored: dict[str, Any] = json.loads(line)
     cell = Cell(**stored["cell"])
-    usual = {field.name: field.default for field in fields(Cell)}
-    kept: dict[str, Any] = {
-        "cell": {name: value for name, value in stored["cell"].items() if value != usual[name]},
-        "accuracy": [round(value, 4) for value in stored["accuracy"]],
-    }
+    kept: dict[str, Any] = {"cell": cell.given, "accuracy": [round(value, 4) for value in stored["accuracy"]]}
     if "time" in stored and not cell.validation:
         kept["time"] = [round(value, 1) for value in stored["time"]]
     if cell.rare:

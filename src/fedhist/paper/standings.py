@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 
 from fedhist.clients.objectives import uses_mail
-from fedhist.errors import InvalidInput, require
 from fedhist.paper.league import BASELINE, Choice, Entrant, Setting
 from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
 from fedhist.report.curves import COLOURS, drawing
@@ -132,7 +130,7 @@ def in_order(season: Sequence[Played]) -> list[str]:
 def _costs(season: Sequence[Played], name: str) -> list[tuple[str, str]]:
     """Return headings and texts: the server's memory for each number of clients, and the bytes of a client's update.
 
-    They are those of the model that comes first; a method that is not installed here has none.
+    They are those of the model that comes first. A method that was not asked for has none: its class is not imported.
     """
     first = season[0].setting
     same = [each for each in season if (each.setting.dataset, each.setting.k) == (first.dataset, first.k)]
@@ -141,8 +139,7 @@ def _costs(season: Sequence[Played], name: str) -> list[tuple[str, str]]:
     sizes = {r["parameters"] for played in same for runs in played.runs.values() for r in runs.values()}
     entrant = next(played.entrants[name] for played in season if name in played.entrants)
     texts = ["–"] * len(headings)
-    with suppress(InvalidInput):
-        require(entrant.listed, "the class of a method that was not asked for is not imported")
+    if entrant.listed:
         methods, size = [as_method(entrant.spec_at(n // first.k)) for n in numbers], max(sizes)
         memory = [
             buffer_bytes(method.strategy, n, first.k, size, torch.float32)

@@ -41,13 +41,13 @@ class UploadCache(nn.Module):
             self.register_buffer("scales", torch.zeros(num_clients, blocks, device=device))
         self.register_buffer("total", torch.zeros(num_params, dtype=torch.float64, device=device))
 
-    def exchange(self, clients: Tensor, uploads: Tensor) -> Tensor:
-        """Keep these uploads as the clients' last ones; return what was kept of the ones before, ``(K, P)``."""
+    def exchange(self, clients: Tensor, uploads: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep these uploads as the clients' last ones; return what was kept of those before and of these."""
         before = self.last(clients, uploads.dtype)
         self._write(clients, uploads)
         kept = uploads if self.bits == 32 else self.last(clients, uploads.dtype)
         self.total += kept.sum(dim=0, dtype=torch.float64) - before.sum(dim=0, dtype=torch.float64)
-        return before
+        return before, kept
 
     def mean(self, dtype: torch.dtype) -> Tensor:
         """Return `h̄ = 1/N·Σ_j h_j`, ``(P,)``: clients that have never uploaded count as zero."""

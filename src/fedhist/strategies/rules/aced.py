@@ -50,11 +50,11 @@ class ACED(MIFA):
         clients, g, places = arrivals.clients, arrivals.deltas, len(self.sums)
         self.round += 1
         self.sums.index_fill_(0, self.round % places, 0.0)  # version t - τ_algo - 1 is forgotten
-        before, then = self.cache.exchange(clients, g), self.versions[clients]
+        (before, kept), then = self.cache.exchange(clients, g), self.versions[clients]
         now = self.round - arrivals.staleness + 1
         self.versions.index_copy_(0, clients, now)
         place = torch.arange(places, device=g.device)[:, None]
-        for versions, uploads in ((then, -before), (now, self.cache.last(clients, g.dtype))):
+        for versions, uploads in ((then, -before), (now, kept)):
             here = (versions % places == place) & (self.round - versions < places)
             self.sums.addmm_(here.to(g.dtype), uploads)  # unlike `index_add_`, always in the same order
         active = self.round - self.versions <= self.tau_algo  # A

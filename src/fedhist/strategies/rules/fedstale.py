@@ -30,5 +30,5 @@ class FedStale(Cached):
         """Return the calibrated mean of the uploads."""
         g = arrivals.deltas
         mean = self.cache.mean(g.dtype)  # h̄, before this round's uploads
-        h = self.cache.exchange(arrivals.clients, g)
+        h, _ = self.cache.exchange(arrivals.clients, g)
         return self.beta * mean + self.combine(torch.ones_like(arrivals.staleness), g - self.beta * h)
