@@ -198,7 +198,7 @@ def test_an_objective_that_cannot_be_hashed(task: fh.Task) -> None:
 def test_one_model_that_cannot_be_batched_holds_up_nobody_else(
     task: fh.Task, make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noisy = make_task(model=nn.Sequential(nn.Linear(5, 3), nn.RReLU()))
+    noisy = make_task(model=nn.Sequential(nn.Linear(5, 3), nn.AlphaDropout(0.1)))
     used = []
     original = engine.source_of
 

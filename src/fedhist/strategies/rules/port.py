@@ -1,6 +1,5 @@
 """Port (Su and Li, "How Asynchronous can Federated Learning Be?", IWQoS 2022)."""
 
-import torch
 from torch import Tensor
 
 from fedhist.errors import number, positive, require
@@ -37,6 +36,6 @@ class Port(Strategy):
         """Return `n_i` times the weighted sum of freshness and agreement."""
         drift, g = arrivals.drift, arrivals.deltas
         moved = drift.norm(dim=1)
-        agreement = cosine(-torch.linalg.vecdot(drift, g), moved, g.norm(dim=1)).masked_fill(moved == 0, 1.0)
+        agreement = cosine(-(drift * g).sum(1), moved, g.norm(dim=1)).masked_fill(moved == 0, 1.0)
         freshness = self.S / (self.S + arrivals.staleness.double() - 1)
         return arrivals.num_examples * (self.alpha * freshness + self.beta * (agreement.clamp(-1, 1) + 1) / 2)
