@@ -72,7 +72,7 @@ def timeline(section: Section) -> Figure | str:
         return f"None of {len(lanes)} clients, at even distances from fast to slow, has uploaded."
     tables = history.clients, history.staleness, history.arrived, history.weights
     who, tau, end, weight = (table[rounds, columns] for table in tables)
-    closed = np.concatenate([[0.0], history.arrived[:, -1]])
+    closed = np.concatenate([[0.0], history.closed])
     start = closed[np.maximum(rounds + 1 - tau, 0)]  # version s is sent when round s - 1 closes
     y = np.argmax(who[:, None] == lanes, axis=1).astype(float)
     gap = np.full(len(y), np.nan)

@@ -11,13 +11,14 @@ from torch import nn
 
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, require, whole
-from fedhist.options import unknown_option
+from fedhist.options import options_of, unknown_option
+from fedhist.simulation.arms import LOCAL, Arm, as_arm
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
     Checkpoints,
     Saved,
 )
-from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.methods import Method
 from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
 from fedhist.simulation.run import Run, recording_of
@@ -33,14 +34,14 @@ ENGINES = ("local", "ray")
 def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> History:
     """Run one method through a K-async simulation.
 
-    The options are those of :class:`Trial` and of :func:`simulate_many`.
+    The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
     """
     about, how = _divided("simulate", options)
-    return simulate_many([Trial(strategy, task, **about)], **how)[0]
+    return simulate_many([Trial.of(strategy, task, **about)], **how)[0]
 
 
 def compare(
-    methods: Sequence[Strategy | str | Method],
+    methods: Sequence[Strategy | str | Method | Arm],
     task: Task | Callable[[int], Task],
     *,
     seeds: int | Sequence[int] = 3,
@@ -56,7 +57,7 @@ def compare(
     Parameters
     ----------
     methods
-        Strategies or names.
+        Strategies, names, or arms: methods with options of their own (see :class:`Arm`).
     task
         One task for all seeds, or a function from a seed to its task (a new split for each seed).
     seeds
@@ -67,15 +68,15 @@ def compare(
     """
     fits = isinstance(methods, Sequence) and not isinstance(methods, str)
     require(fits, f"methods must be a list of strategies or names, got {methods!r}.")
-    chosen = [as_method(method) for method in methods]
-    require(len(chosen) > 0, "methods must name at least one method.")
-    for name in (names := [method.name for method in chosen]):
+    arms = [as_arm(method) for method in methods]
+    require(len(arms) > 0, "methods must name at least one method.")
+    for name in (names := [arm.name for arm in arms]):
         require(names.count(name) == 1, f"methods names {name} twice.")
     about, how = _divided("compare", options, without=("seed",))
     tasks = _tasks(task, seeds)
     trials = [
-        Trial(method, own, seed=seed, record=_folder(record, method.name, seed), **about)
-        for method in chosen
+        arm.trial(own, seed=seed, record=_folder(record, arm.name, seed), **about)
+        for arm in arms
         for seed, own in tasks.items()
     ]
     return Comparison(simulate_many(trials, **how))
@@ -254,9 +255,9 @@ def _divided(
     """Return the options of a trial, and those of how to carry it out."""
     trial, how = _names(Trial, ("strategy", "task", *without)), _names(simulate_many, ("trials",))
     for name in options:
-        if name not in (*trial, *how):
-            raise unknown_option(f"{function}()", name, [*trial, *how])
-    return {n: v for n, v in options.items() if n in trial}, {n: v for n, v in options.items() if n in how}
+        if name not in (*trial, *LOCAL, *how):
+            raise unknown_option(f"{function}()", name, [*trial, *LOCAL, *how])
+    return {n: v for n, v in options.items() if n not in how}, {n: v for n, v in options.items() if n in how}
 
 
 def _names(function: Callable[..., object], without: Sequence[str]) -> dict[str, inspect.Parameter]:
@@ -268,6 +269,8 @@ def _list_options(function: Callable[..., object], without: Sequence[str]) -> No
     own = inspect.signature(function)
     named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
     passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials",))
+    single = {name: each.default for name, each in options_of(Trial).items() if each.part is not None}
+    passed |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in single.items()}
     parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
     function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
 

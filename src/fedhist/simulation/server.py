@@ -27,7 +27,7 @@ from fedhist.store.history import (
 )
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
-from fedhist.store.tables import ARRIVALS, check_per_client, check_traces, checked_arrivals
+from fedhist.store.tables import ARRIVALS, COSTS, check_per_client, check_traces, checked_arrivals
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
@@ -116,6 +116,7 @@ class Server:
         """The loss of the first model, if it is known."""
         self._name, self._hint, self._num_clients = name or options.method.name, hint, num_clients
         self._rows = {each: np.zeros((rounds, options.k), column.dtype) for each, column in ARRIVALS.items()}
+        self._rows |= {each: np.full(rounds, np.nan) for each in COSTS}
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
         self._outside = outside_buffers(self.strategy)
@@ -192,8 +193,15 @@ class Server:
             self.averaged.add(self.version)
         return update
 
-    def keep(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike, weights: ArrayLike | None) -> None:
-        """Write down who closed the next round or rounds, ``(k,)`` or ``(rounds, k)`` each.
+    def keep(
+        self,
+        clients: ArrayLike,
+        staleness: ArrayLike,
+        arrived: ArrayLike,
+        weights: ArrayLike | None,
+        costs: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        """Write down who closed the next round or rounds, ``(k,)`` or ``(rounds, k)`` each, and what they have cost.
 
         A round with fewer than K uploads is filled up with client -1.
         """
@@ -202,16 +210,25 @@ class Server:
         count, k = rows["clients"].shape
         rows["weights"] = np.full((count, k), np.nan) if weights is None else np.atleast_2d(np.asarray(weights))
         filling: dict[str, Any] = {"clients": -1, "staleness": 0, "arrived": rows["arrived"][:, -1:], "weights": 0}
-        for name, table in self._rows.items():
-            table[self.round : self.round + count, :k] = rows[name]
-            table[self.round : self.round + count, k:] = filling[name]
+        since = slice(self.round, self.round + count)
+        for name in ARRIVALS:
+            self._rows[name][since, :k] = rows[name]
+            self._rows[name][since, k:] = filling[name]
+        for name, values in ({"closed": rows["arrived"][:, -1]} | dict(costs or {})).items():
+            self._rows[name][since] = values
         self.round += count
         self._show_rows()
 
-    def keep_round(self, clients: ArrayLike, staleness: ArrayLike, arrived: ArrayLike) -> None:
+    def keep_round(
+        self,
+        clients: ArrayLike,
+        staleness: ArrayLike,
+        arrived: ArrayLike,
+        costs: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
         """Write down the round that was closed just now, and check the model it made."""
         weights = self.strategy.last_weights
-        self.keep(clients, staleness, arrived, None if weights is None else weights.detach().cpu().numpy())
+        self.keep(clients, staleness, arrived, None if weights is None else weights.detach().cpu().numpy(), costs)
         self.check_model()
 
     def _show_rows(self) -> None:
@@ -221,7 +238,11 @@ class Server:
     @property
     def time(self) -> float:
         """When the last round was closed."""
-        return float(self._rows["arrived"][self.round - 1, -1]) if self.round else 0.0
+        return self._closed(self.round)
+
+    def _closed(self, round_: int) -> float:
+        """Return when a round was closed."""
+        return float(self._rows["closed"][round_ - 1]) if round_ else 0.0
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
         """Keep an event for the history."""
@@ -237,8 +258,7 @@ class Server:
         """End this run; those beside it continue."""
         if self.diverged is None:
             self.diverged = DivergedError(f"{self._name}: {what}; {hint or self._hint}.")
-            time = float(self._rows["arrived"][min(round_, self.round) - 1, -1]) if self.round else 0.0
-            self.note(round_, time, DIVERGED, reason=what)
+            self.note(round_, self._closed(min(round_, self.round)), DIVERGED, reason=what)
 
     def evaluated(
         self,
@@ -258,7 +278,7 @@ class Server:
             )
         before = self.history.evaluations[-1].round if self.history.evaluations else 0
         mean_staleness, max_staleness = self.history.staleness_between(before, round_)
-        time = float(self._rows["arrived"][round_ - 1, -1]) if round_ else 0.0
+        time = self._closed(round_)
         known = {name: value if abs(value) <= LARGEST_METRIC else None for name, value in values.items()}
         accuracy = known.pop(ACCURACY, None)
         staleness = mean_staleness, max_staleness
@@ -324,7 +344,7 @@ class Server:
             for table in ("traces", "per_client")
         )
         evaluations = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
-        checked_arrivals(rows)
+        rows |= checked_arrivals(rows)
         fits = rows["clients"].shape == (done, self.options.k) and rows["clients"].max(initial=0) < self._num_clients
         require(
             fits, f"its arrivals are not of {done} rounds of {self.options.k} uploads of {self._num_clients} clients"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedhist.clients.local import Local, as_local
 from fedhist.errors import InvalidInput, as_path, decay, number, rate, require, whole
@@ -174,6 +174,19 @@ class Trial(ServerOptions):
         if self.schedule is not None:
             self._set(schedule=self._recorded())
 
+    @classmethod
+    def of(cls, strategy: Strategy | str | Method, task: Task, **options: Any) -> Self:
+        """Return a trial whose local work may also be given one by one, as commands and files do: ``lr=0.1``."""
+        known = options_of(Trial)
+        own = {name: value for name, value in options.items() if name not in known or known[name].part is None}
+        given = {known[name].field: value for name, value in options.items() if name not in own}
+        if given:
+            local = as_local(own.get("local"), getattr(task, "lr", None))
+            if given.get("epochs") is None and given.get("steps") is not None:
+                given["epochs"] = None
+            own["local"] = dataclasses.replace(local, **given)
+        return cls(strategy, task, **own)
+
     def _target(self) -> float | None:
         """Return the value of the primary metric that rounds are counted to."""
         from fedhist.store.history import is_share  # noqa: PLC0415
@@ -233,6 +246,7 @@ class Trial(ServerOptions):
 
     def described(self) -> dict[str, Any]:
         """Return all options of this run and facts about its task as plain values: two runs that differ do so here."""
+        from fedhist.clients.parcel import parcel_of  # noqa: PLC0415
         from fedhist.store.arrays import checksum  # noqa: PLC0415
 
         task, layout = self.task, self.task.layout
@@ -250,6 +264,7 @@ class Trial(ServerOptions):
             **({} if self.local.loop is None else {"loop": plain(self.local.loop)}),
             "parameters": layout.size,
             "bytes_per_upload": self.sent * layout.dtype.itemsize,
+            "bytes_per_download": parcel_of(layout, self.method.objective).version_width * layout.dtype.itemsize,
             "data": task.checksum,
         }
 
@@ -270,5 +285,6 @@ NOT_COMPARED = frozenset(name for name, each in options_of(Trial).items() if not
     "data",
     "objective",
     "bytes_per_upload",
+    "bytes_per_download",
 }
 """Settings in which runs may differ and still be compared: those without effect on the result, seed, and method."""

@@ -14,11 +14,13 @@ from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import read_lines, read_text, slug, there, whole_file
 from fedhist.store.tables import (
     ARRIVALS,
+    COSTS,
     LARGEST,
     check_clients,
     check_per_client,
     check_traces,
     checked_arrivals,
+    checked_costs,
     read_table,
 )
 
@@ -31,6 +33,8 @@ DIVERGED = "diverged"
 ACCURACY, LOSS = "accuracy", "loss"
 SHARES = ("accuracy", "top-5", "f1")
 """Metrics that are shown in percent."""
+AXES = ("time", "work", "bytes", "rounds")
+"""What learning costs: virtual time, the clients' time at work, bytes sent either way, and rounds."""
 ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
 
@@ -123,6 +127,19 @@ class History:
     """Every client's own metrics, ``(evaluations, clients)``, with the evaluations' `round`; see :attr:`about_clients`
     for the clients. NaN for a client without test examples."""
 
+    closed: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """``(rounds,)``: the virtual time at which each round closed; with its last upload, unless it waited for more."""
+    work: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """``(rounds,)``: how long clients had worked by then, all together, also for uploads that nobody waited for."""
+    sent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """``(rounds,)``: how many models clients had been sent by then."""
+    received: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """``(rounds,)``: how many uploads had arrived by then, also those that were not used."""
+
+    def __post_init__(self) -> None:
+        if len(self.closed) != len(self.arrived):
+            vars(self).update(checked_costs({}, self.arrived))
+
     @classmethod
     def begun(cls, method: str, seed: int, task: str, k: int) -> Self:
         """Return the history of a run that has closed no round yet."""
@@ -198,6 +215,27 @@ class History:
         values = zip(self.evaluations, self[metric], strict=True)
         return next((each.round for each, own in values if own is not None and sign * own >= sign * value), None)
 
+    def cost(self, axis: str = "time") -> NDArray[np.float64]:
+        """Return what each evaluation had cost: "time", "work", "bytes" or "rounds"; NaN where it is not known."""
+        if axis not in AXES:
+            raise unknown("axis", axis, AXES)
+        rounds = np.array([each.round for each in self.evaluations], np.int64)
+        if axis == "rounds":
+            return rounds.astype(np.float64)
+        if axis == "time":
+            return np.array([each.time for each in self.evaluations], np.float64)
+        if axis == "work":
+            costs = self.work
+        else:
+            up, down = (float(self.setting.get(f"bytes_per_{way}", np.nan)) for way in ("upload", "download"))
+            costs = up * self.received + down * self.sent
+        return np.where(rounds > 0, costs[rounds - 1], 0.0) if len(costs) else np.zeros(len(rounds))
+
+    def cost_to(self, value: float, axis: str = "time", metric: str | None = None) -> float | None:
+        """Return what it cost until a metric, by default the primary one, was as good as this; None if it never was."""
+        reached = self.rounds_to(value, metric)
+        return None if reached is None else float(self.cost(axis)[self.round.index(reached)])
+
     def keep_clients(self, round_: int, metrics: Mapping[str, Sequence[float]]) -> None:
         """Append a row to :attr:`per_client`: the metrics of every client on record."""
         known = {name: [v if abs(v) <= LARGEST_METRIC else np.nan for v in values] for name, values in metrics.items()}
@@ -237,7 +275,7 @@ class History:
             **({} if ACCURACY not in self.metrics else self._ends(ACCURACY)),
             **{name: value for each in self.metrics if each != ACCURACY for name, value in self._ends(each).items()},
             "final_loss": last.loss if last else None,
-            "virtual_time": float(self.arrived[-1, -1]) if self.rounds else 0.0,
+            "virtual_time": float(self.closed[-1]) if self.rounds else 0.0,
             "mean_staleness": mean_staleness,
             "max_staleness": max_staleness,
             "wall_seconds": self.wall_seconds,
@@ -267,7 +305,12 @@ class History:
         texts["summary.json"] = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
         arrivals = {"clients": self.clients.astype(np.int32), "staleness": self.staleness.astype(np.int32)}
         tables: dict[str, Mapping[str, NDArray[Any]]] = {
-            "arrivals.npz": {**arrivals, "arrived": self.arrived, "weights": self.weights.astype(np.float32)},
+            "arrivals.npz": {
+                **arrivals,
+                **{name: getattr(self, name) for name in COSTS},
+                "arrived": self.arrived,
+                "weights": self.weights.astype(np.float32),
+            },
             "clients.npz": self.about_clients,
             "traces.npz": self.traces,
             "per_client.npz": self.per_client,

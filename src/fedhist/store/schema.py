@@ -13,7 +13,7 @@ T = TypeVar("T")
 Text = Annotated[str, Field(max_length=10_000)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Plain = bool | Annotated[int, Field(ge=-(2**63), lt=2**64)] | float | Text | None  # nodes have ids of 64 bits
-NUMBERS = ("clients", "bytes_per_upload")
+NUMBERS = ("clients", "bytes_per_upload", "bytes_per_download")
 """Settings that are calculated with."""
 
 

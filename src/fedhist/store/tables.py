@@ -36,6 +36,13 @@ ARRIVALS: Mapping[str, Column] = {
     "weights": Column(np.float32, 2),
 }
 """What is kept of every upload."""
+COSTS: Mapping[str, Column] = {
+    "closed": Column(np.float64, 1, -LARGEST, LARGEST),
+    "work": Column(np.float64, 1),
+    "sent": Column(np.float64, 1),
+    "received": Column(np.float64, 1),
+}
+"""What is kept of every round: when it closed, and what it had all cost by then, NaN where that is not known."""
 CLIENTS: Mapping[str, Column] = {
     "id": Column(np.int64, 1, 0, LARGEST_ID),
     "labels": Column(np.int64, 2, 0, LARGEST_ID),
@@ -64,7 +71,17 @@ def checked_arrivals(arrays: Table) -> dict[str, Any]:
     rounds = np.arange(1, len(clients) + 1)[:, None]
     stale = np.where(clients >= 0, (staleness >= 1) & (staleness <= rounds), staleness == 0)
     require(bool(stale.all()), "staleness must count the rounds since a model was sent")
-    return own
+    return own | checked_costs(arrays, own["arrived"])
+
+
+def checked_costs(arrays: Table, arrived: NDArray[np.float64]) -> dict[str, Any]:
+    """Return what rounds have cost, or raise; where it was not kept, a round closes with its last upload."""
+    given = {name: arrays[name] for name in COSTS if name in arrays}
+    for name, column in given.items():
+        _check("the arrivals", name, column, COSTS[name])
+        require(len(column) == len(arrived), f"{name} must have a value for each round, got {len(column)}")
+    unknown = dict.fromkeys(COSTS, np.full(len(arrived), np.nan)) | {"closed": arrived[:, -1]}
+    return {name: np.asarray(given.get(name, unknown[name]), np.float64) for name in COSTS}
 
 
 def check_clients(table: Table) -> None:

@@ -1,0 +1,66 @@
+"""What is compared: methods that may differ in anything but the data."""
+
+from typing import Any
+
+from fedhist.data.task import Task
+from fedhist.errors import InvalidInput, require
+from fedhist.options import options_of, plain, unknown_option
+from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.trial import Trial
+from fedhist.strategies import Strategy
+
+LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is not None)
+"""Options of the clients' work."""
+SHARED = ("seed", "record", "record_dtype")
+"""Options of a trial that all arms of a comparison have in common."""
+
+
+class Arm:
+    """A method with options of its own, beside others that may have other ones.
+
+    ``Arm("fedavg", lr=0.1, k=20, name="large K")``: options are those of :class:`Trial` and, one by one, of
+    :class:`Local`, by the names that commands and files give them; the rest is what the comparison says for all.
+
+    Parameters
+    ----------
+    strategy
+        A strategy, or a method's name.
+    name
+        What tables and figures call it; the method's name and its options by default.
+    """
+
+    def __init__(self, strategy: Strategy | str | Method, *, name: str | None = None, **options: Any) -> None:
+        fits = name is None or (isinstance(name, str) and bool(name.strip()))
+        require(fits, f"name must be a text, got {name!r}.")
+        known = [*(each for each in options_of(Trial) if each not in SHARED), "local", "objective"]
+        for option in options:
+            if option not in known:
+                raise unknown_option("Arm()", option, known)
+        method = as_method(strategy, options.get("objective"))
+        self.options = {option: value for option, value in options.items() if option != "objective"}
+        texts = ", ".join(f"{option} = {plain(value)}" for option, value in self.options.items())
+        label = name or (f"{method.name}, {texts}" if texts else method.name)
+        self.method = Method(label, method.strategy, method.objective)
+
+    @property
+    def name(self) -> str:
+        """What tables and figures call it."""
+        return self.method.name
+
+    def trial(self, task: Task, **shared: Any) -> Trial:
+        """Return its run on a task, with the options that it shares with others and does not have itself."""
+        if "local" in self.options:  # which says all about local work
+            shared = {option: value for option, value in shared.items() if option not in LOCAL}
+        return Trial.of(self.method, task, **(shared | self.options))
+
+    def __repr__(self) -> str:
+        return f"Arm({self.name!r})"
+
+
+def as_arm(given: object) -> Arm:
+    """Return the arm that is meant; a method is one without options of its own."""
+    if isinstance(given, Arm):
+        return given
+    if isinstance(given, (str, Strategy, Method)):
+        return Arm(given)
+    raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {type(given).__name__}.")
