@@ -68,8 +68,16 @@ from fedhist.world.attacks import (
     ScaledNoise as ScaledNoise,
     SignFlip as SignFlip,
 )
-from fedhist.world.clock import Schedule as Schedule, make_schedule as make_schedule
+from fedhist.world.clocks import make_schedule as make_schedule
+from fedhist.world.closing import (
+    Arrival as Arrival,
+    Closing as Closing,
+    Deadline as Deadline,
+    FirstK as FirstK,
+    Synchronous as Synchronous,
+)
 from fedhist.world.faults import Faults as Faults
+from fedhist.world.schedule import Schedule as Schedule
 from fedhist.world.speeds import (
     Constant as Constant,
     Explicit as Explicit,

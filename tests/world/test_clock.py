@@ -12,6 +12,10 @@ import fedhist as fh
 from fedhist.simulation.versions import plan_versions
 from fedhist.world import clock
 from fedhist.world.clock import Clock
+from fedhist.world.clocks import AnyClock, clock_of
+from fedhist.world.events import EventClock
+from fedhist.world.fleet import Fleet
+from fedhist.world.schedule import Start, recorded_schedule
 from fedhist.world.speeds import Speeds
 from tests.world.slow_clock import slow_plan, slow_schedule
 
@@ -181,16 +185,48 @@ def test_every_upload_takes_exactly_its_clients_time(data: st.DataObject, n: int
 def test_a_recorded_schedule_is_its_beginning(drawn: tuple[fh.Schedule, int], data: st.DataObject) -> None:
     schedule, _ = drawn
     rounds = data.draw(st.integers(1, schedule.rounds))
-    again = clock.recorded_schedule(schedule, schedule.num_clients, schedule.k, rounds)
+    again = recorded_schedule(schedule, schedule.num_clients, schedule.k, rounds)
     for name in ("clients", "staleness", "arrived"):
         assert np.array_equal(getattr(again, name), getattr(schedule, name)[:rounds]), name
     assert_stored_while_needed(again)
-    for wrong in (
-        (schedule.num_clients, schedule.k, schedule.rounds + 1),
-        (schedule.num_clients, schedule.k + 1, rounds),
-    ):
-        with pytest.raises(fh.InvalidInput, match="the recorded schedule has .* were asked for"):
-            clock.recorded_schedule(schedule, *wrong)
+    with pytest.raises(fh.InvalidInput, match="the recorded schedule has .* were asked for"):
+        recorded_schedule(schedule, schedule.num_clients, schedule.k, schedule.rounds + 1)
+
+
+def slow_cut(schedule: fh.Schedule, k: int) -> list[list[tuple[int, int, float]]]:
+    """Close a round with every K-th upload, one after the other: who, staleness and time of each."""
+    opened = [0.0, *schedule.time.tolist()]
+    rows = zip(*(t.ravel().tolist() for t in (schedule.arrived, schedule.clients, schedule.versions)), strict=True)
+    logged = sorted(((time, opened[version - 1], client) for time, client, version in rows), key=lambda row: row[:2])
+    rounds: list[list[tuple[int, int, float]]] = [[]]
+    closed: list[float] = []
+    held = list[tuple[float, float, int]]()
+    for upload in logged:
+        held.append(upload)
+        now = upload[0]
+        while fitting := [each for each in held if each[2] not in [client for client, *_ in rounds[-1]]]:
+            held.remove(fitting[0])
+            _, start, client = fitting[0]
+            version = 1 + sum(time <= start for time in closed)
+            rounds[-1].append((client, len(rounds) - min(version, len(rounds)) + 1, now))
+            if len(rounds[-1]) == k:
+                closed.append(now)
+                rounds.append([])
+    return rounds[:-1]
+
+
+@given(schedules(), st.integers(1, 12))
+@settings(max_examples=100)
+def test_a_recorded_schedule_drives_any_k(drawn: tuple[fh.Schedule, int], k: int) -> None:
+    schedule, _ = drawn
+    wanted = slow_cut(schedule, k)
+    if k == schedule.k or not wanted:
+        return
+    again = recorded_schedule(schedule, schedule.num_clients, k, len(wanted))
+    rows = zip(again.clients.tolist(), again.staleness.tolist(), again.arrived.tolist(), strict=True)
+    assert [list(zip(*row, strict=True)) for row in rows] == wanted
+    with pytest.raises(fh.InvalidInput, match="the recorded schedule has .* were asked for"):
+        recorded_schedule(schedule, schedule.num_clients, k, len(wanted) + 1)
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
@@ -201,17 +237,17 @@ def test_whatever_was_recorded_is_stored_while_needed_or_refused(rounds: int, k:
     staleness = np.array([[random.randint(1, r) for _ in range(k)] for r in range(1, rounds + 1)])
     arrived = np.sort(np.array([random.random() for _ in range(rounds * k)])).reshape(rounds, k)
     good = fh.Schedule(8, clients, staleness, arrived)
-    assert_stored_while_needed(clock.recorded_schedule(good, 8, k, rounds))
+    assert_stored_while_needed(recorded_schedule(good, 8, k, rounds))
     row, place = random.randrange(rounds), random.randrange(k)
     for name, value in (("staleness", 0), ("staleness", row + 2), ("clients", -1), ("clients", 8)):
         wrong = getattr(good, name).copy()
         wrong[row, place] = value
         with pytest.raises(fh.InvalidInput, match="the recorded schedule "):
-            clock.recorded_schedule(replace(good, **{name: wrong}), 8, k, rounds)
+            recorded_schedule(replace(good, **{name: wrong}), 8, k, rounds)
     if k > 1:
         clients[row, place] = clients[row, place - 1]
         with pytest.raises(fh.InvalidInput, match="the recorded schedule has a client twice in one round."):
-            clock.recorded_schedule(good, 8, k, rounds)
+            recorded_schedule(good, 8, k, rounds)
 
 
 def test_synchronous_and_fully_asynchronous_ends() -> None:
@@ -245,38 +281,67 @@ def test_explicit_times_by_hand() -> None:
     assert schedule.staleness.ravel().tolist() == [1, 2, 2, 2, 2]
 
 
+def taken(stepping: AnyClock) -> list[Start]:
+    """Take all arrivals of a round."""
+    found: list[Start] = []
+    while (start := stepping.next(len(found))) is not None:
+        found.append(start)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [None, 9])
+@pytest.mark.parametrize("speeds", [fh.LogNormal(), fh.Constant(), fh.Exponential()], ids=repr)
+def test_the_fast_clock_gives_what_the_slow_one_gives(speeds: Speeds, concurrency: int | None) -> None:
+    fleet = Fleet.of(20, speeds, 3)
+    fast = clock_of(fleet, fh.FirstK(4), concurrency).advance(50)
+    slow = EventClock(fleet, fh.FirstK(4), concurrency or 20).advance(50)
+    assert_same(fast, slow)
+    ours, theirs = plan_versions(fast, concurrency or 20), plan_versions(slow)
+    np.testing.assert_array_equal(ours.last_use[:-1], theirs.last_use[:-1])
+    for name, values in fast.costs.items():
+        np.testing.assert_allclose(values, slow.costs[name], rtol=1e-12)
+
+
+def test_waiting_for_all_who_are_sampled_needs_no_other_clock() -> None:
+    fleet = Fleet.of(20, fh.LogNormal(), 3)
+    fast = clock_of(fleet, fh.Synchronous(4))
+    assert isinstance(fast, Clock)
+    assert_same(fast.advance(50), EventClock(fleet, fh.Synchronous(4), 4).advance(50))
+    assert_same(fh.make_schedule(20, fh.Synchronous(4), 50, "lognormal", 3), fh.make_schedule(
+        20, 4, 50, "lognormal", 3, concurrency=4))  # fmt: skip
+
+
 @pytest.mark.parametrize("concurrency", [None, 9])
 @pytest.mark.parametrize("speeds", [fh.LogNormal(), fh.Constant(), fh.Exponential()], ids=repr)
 def test_arrival_by_arrival_it_gives_the_schedule(speeds: Speeds, concurrency: int | None) -> None:
     """Also when it begins in the middle, and goes on from a saved state."""
     schedule = fh.make_schedule(20, 4, 50, speeds, 3, concurrency)
     for begin in (0, 17):
-        stepping = Clock(20, 4, speeds, 3, concurrency)
+        stepping = clock_of(Fleet.of(20, speeds, 3), fh.FirstK(4), concurrency)
         stepping.advance(begin)
         for row in range(begin, 50):
-            arrived = stepping.upcoming(4)
-            stepping.take(4)
+            arrived = taken(stepping)
             assert [start.client for start in arrived] == schedule.clients[row].tolist()
             assert [start.version for start in arrived] == schedule.versions[row].tolist()
             assert [start.time for start in arrived] == schedule.arrived[row].tolist()
-            stepping.close(arrived)
+            costs = stepping.close(arrived)
+            assert costs == {name: values[row] for name, values in schedule.costs.items()}
             if row == 30:
                 state = {name: array.copy() for name, array in stepping.state().items()}
-                stepping = Clock(20, 4, speeds, 3, concurrency)
+                stepping = clock_of(Fleet.of(20, speeds, 3), fh.FirstK(4), concurrency)
                 stepping.restore(state)
 
 
 def test_whoever_is_rejected_starts_again_at_once() -> None:
-    stepping = Clock(3, 2, fh.Explicit([1.0, 2.0, 5.0]))
-    (first,) = stepping.upcoming(1)
-    stepping.take(1)
+    stepping = clock_of(Fleet.of(3, fh.Explicit([1.0, 2.0, 5.0])), fh.FirstK(2))
+    first = stepping.next(0)
+    assert first is not None
     stepping.again(first)
     assert [(start.client, start.time, start.version) for start in stepping.upcoming(3)] == [
         (1, 2.0, 1), (0, 2.0, 1), (2, 5.0, 1)
     ]  # fmt: skip
-    arrived = stepping.upcoming(2)
-    stepping.take(2)
-    stepping.close(arrived)
+    costs = stepping.close(taken(stepping))
+    assert costs == {"closed": 2.0, "work": 6.0, "sent": 4.0, "received": 3.0}
     assert sorted(stepping.versions.tolist()) == [1, 2, 2]
 
 

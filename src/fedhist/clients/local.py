@@ -135,6 +135,14 @@ class Local:
         """Return how many minibatches a client with this many examples processes per upload."""
         return self.epochs * -(-num_examples // self.batch_size) if self.epochs else self.steps
 
+    def examples(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many examples clients with so many process per upload, each as often as it is used."""
+        per_pass = -(-sizes // self.batch_size)
+        steps = self.epochs * per_pass if self.epochs else self.steps
+        passes, rest = steps // per_pass, steps % per_pass
+        processed: NDArray[np.int64] = passes * sizes + (rest * self.batch_size).clip(max=sizes)
+        return processed
+
     def single(self, sizes: Sequence[int]) -> int | None:
         """Return the first of some clients, given by how many examples they hold, that has a minibatch of one."""
         for i, size in enumerate(sizes):

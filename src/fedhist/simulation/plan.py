@@ -33,7 +33,7 @@ from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies.memory import buffer_bytes
-from fedhist.world.clock import make_schedule
+from fedhist.world.clocks import busy_clients, schedule_of
 
 TRAINERS = ("auto", "reference", "threaded", "native", "batched")
 USABLE_MEMORY = 0.9
@@ -73,15 +73,25 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
     kinds: dict[tuple[object, ...], str] = {}
     plans = []
     for trial in trials:
-        when = trial.task.num_clients, trial.k, trial.rounds, identity(trial.speeds), trial.seed, trial.concurrency
-        if (*when, id(trial.schedule)) not in arriving:
-            arriving[*when, id(trial.schedule)] = _arriving(trial)
+        when = _when(trial)
+        if when not in arriving:
+            arriving[when] = _arriving(trial)
         what = *trial.task.data, id(trial.task.model), identity(trial.method.objective), identity(trial.local)
         if what not in kinds:
             kinds[what] = _trainer(trainer, trial, device)
         scheduled = kinds[what] == "batched" and trial.faults is None and _fixed(trial)
-        plans.append(Plan(trial, arriving[*when, id(trial.schedule)], kinds[what], scheduled))
+        plans.append(Plan(trial, arriving[when], kinds[what], scheduled))
     return plans
+
+
+def _when(trial: Trial) -> tuple[object, ...]:
+    """Return what decides who arrives when."""
+    parts = (identity(each) for each in (trial.speeds, trial.network, trial.availability, trial.coupling))
+    own: tuple[object, ...] = (trial.task.num_clients,)
+    if trial.network is not None or trial.coupling is not None or getattr(trial.speeds, "per", "") == "example":
+        own = id(trial.task), identity(trial.local), trial.traffic
+    rule = identity(trial.closing), trial.k, trial.rounds, trial.concurrency
+    return *own, *parts, *rule, trial.seed, id(trial.schedule)
 
 
 def _arriving(trial: Trial) -> Arriving:
@@ -93,9 +103,9 @@ def _arriving(trial: Trial) -> Arriving:
     )
     if trial.schedule is not None:
         return Arriving(trial.schedule, plan_versions(trial.schedule))  # type: ignore[arg-type]
-    clients = trial.task.num_clients
-    schedule = make_schedule(clients, trial.k, trial.rounds, trial.speeds, trial.seed, trial.concurrency)
-    return Arriving(schedule, plan_versions(schedule, trial.concurrency or clients))
+    schedule = schedule_of(trial.fleet(), trial.rule, trial.rounds, trial.concurrency)
+    busy = busy_clients(trial.task.num_clients, trial.rule, trial.concurrency)
+    return Arriving(schedule, plan_versions(schedule, busy))
 
 
 def _fixed(trial: Trial) -> bool:
@@ -203,17 +213,17 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
     objective, schedule = trial.method.objective, plan.arriving.schedule
     vector, parcel = layout.size * layout.dtype.itemsize, parcel_of(layout, objective)
     version, row = (width * layout.dtype.itemsize for width in (parcel.version_width, parcel.row_width))
-    rounds_of_uploads = 1 if plan.scheduled else 2  # a queue works ahead
+    rounds_of_uploads, k = 1 if plan.scheduled else 2, schedule.k  # a queue works ahead
     parts = {
         "model versions": (plan.arriving.versions.num_slots + 2 + (trial.ema is not None)) * version,
         "the strategy's memory": buffer_bytes(
             trial.method.strategy, task.num_clients, trial.k, layout.size, layout.dtype
         ),
-        "uploads": (rounds_of_uploads + 1) * trial.k * row,  # and a strategy's copy of them
+        "uploads": (rounds_of_uploads + 1) * k * row,  # and a strategy's copy of them
         "the schedule": _schedule_bytes(trial),
     }
     if trial.attack is not None:
-        parts["the attack"] = 12 * trial.k * vector  # noise is made in float64, in several steps
+        parts["the attack"] = 12 * k * vector  # noise is made in float64, in several steps
     if objective.uses_previous:
         holders = task.num_clients if plan.scheduled else len(set(schedule.clients.ravel().tolist()))
         parts["what clients keep"] = holders * vector
@@ -222,10 +232,10 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
         parts["the recording's stage"] = about.nbytes // about.rounds * about.staged_rounds
     if plan.trainer == "batched":
         moments = {"sgd": int(trial.local.momentum > 0)}.get(trial.local.parsed[0], 2)
-        parts["training"] = trial.k * (per_client + moments * vector)
+        parts["training"] = k * (per_client + moments * vector)
         largest = int(task.sizes.max())
         steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
-        parts["batches"] = 12 * min(BLOCK * trial.k * steps * size, LARGEST_TABLE)
+        parts["batches"] = 12 * min(BLOCK * k * steps * size, LARGEST_TABLE)
     return parts
 
 

@@ -17,7 +17,7 @@ from fedhist.simulation.versions import VersionPlan
 from fedhist.store.history import LOSS, History, sample
 from fedhist.store.recording import About, Tape
 from fedhist.world.attacks import Adversary
-from fedhist.world.clock import Schedule
+from fedhist.world.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,5 +115,5 @@ def _about_clients(trial: Trial) -> dict[str, NDArray[Any]]:
     if trial.task.has_labels:
         about["labels"] = trial.task.label_counts(ids).astype(np.int32)
     if trial.schedule is None:
-        about["time"] = trial.speeds.mean_times(trial.task.num_clients, trial.seed)[ids]
+        about["time"] = trial.fleet().means[ids]
     return about

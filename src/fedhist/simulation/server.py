@@ -115,7 +115,9 @@ class Server:
         self.first_loss: float | None = None
         """The loss of the first model, if it is known."""
         self._name, self._hint, self._num_clients = name or options.method.name, hint, num_clients
-        self._rows = {each: np.zeros((rounds, options.k), column.dtype) for each, column in ARRIVALS.items()}
+        rule = getattr(options, "rule", None)
+        width = options.k if rule is None or rule.enough is not None else 1  # it grows as needed
+        self._rows = {each: np.zeros((rounds, width), column.dtype) for each, column in ARRIVALS.items()}
         self._rows |= {each: np.full(rounds, np.nan) for each in COSTS}
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
@@ -209,15 +211,29 @@ class Server:
         rows = {name: np.atleast_2d(np.asarray(values)) for name, values in given.items()}
         count, k = rows["clients"].shape
         rows["weights"] = np.full((count, k), np.nan) if weights is None else np.atleast_2d(np.asarray(weights))
-        filling: dict[str, Any] = {"clients": -1, "staleness": 0, "arrived": rows["arrived"][:, -1:], "weights": 0}
         since = slice(self.round, self.round + count)
-        for name in ARRIVALS:
-            self._rows[name][since, :k] = rows[name]
-            self._rows[name][since, k:] = filling[name]
         for name, values in ({"closed": rows["arrived"][:, -1]} | dict(costs or {})).items():
             self._rows[name][since] = values
+        k = int(np.count_nonzero(rows["clients"] >= 0, axis=1).max(initial=0))
+        self._widen(k)
+        for name in ARRIVALS:
+            self._rows[name][since, :k] = rows[name][:, :k]
+            self._rows[name][since, k:] = self._nobody[name][since] if name == "arrived" else self._nobody[name]
         self.round += count
         self._show_rows()
+
+    @property
+    def _nobody(self) -> dict[str, Any]:
+        """What stands in tables of uploads where a round has fewer than others."""
+        return {"clients": -1, "staleness": 0, "arrived": self._rows["closed"][:, None], "weights": 0}
+
+    def _widen(self, k: int) -> None:
+        """Make room for rounds of so many uploads."""
+        width = self._rows["clients"].shape[1]
+        for name, column in ARRIVALS.items() if k > width else ():
+            table = np.zeros((self._rounds, k), column.dtype)
+            table[:, width:], table[:, :width] = self._nobody[name], self._rows[name]
+            self._rows[name] = table
 
     def keep_round(
         self,
@@ -345,7 +361,8 @@ class Server:
         )
         evaluations = [Evaluation(**evaluation) for evaluation in facts["evaluations"]]
         rows |= checked_arrivals(rows)
-        fits = rows["clients"].shape == (done, self.options.k) and rows["clients"].max(initial=0) < self._num_clients
+        length, width = rows["clients"].shape
+        fits = length == done and width <= self.options.k and rows["clients"].max(initial=0) < self._num_clients
         require(
             fits, f"its arrivals are not of {done} rounds of {self.options.k} uploads of {self._num_clients} clients"
         )
@@ -358,6 +375,7 @@ class Server:
             self.averaged.rounds.copy_(tensors["averaged.rounds"])
         self.strategy.load_state_dict(_below("strategy", tensors))
         self.round = done
+        self._widen(width)
         for name, table in self._rows.items():
             table[:done] = rows[name]
         self._show_rows()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedhist.clients.local import Local, as_local
-from fedhist.errors import InvalidInput, as_path, decay, number, rate, require, whole
+from fedhist.errors import InvalidInput, as_path, decay, number, positive, rate, require, whole
 from fedhist.options import documented, option, options_of, part, plain, values_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from fedhist.store.history import History
     from fedhist.strategies import Strategy
     from fedhist.world.attacks import Attack
-    from fedhist.world.clock import Schedule
+    from fedhist.world.availability import Availability
+    from fedhist.world.closing import Closing
+    from fedhist.world.coupling import Coupling
     from fedhist.world.faults import Faults
+    from fedhist.world.fleet import Fleet
+    from fedhist.world.network import Network
+    from fedhist.world.schedule import Schedule
     from fedhist.world.speeds import Speeds
 
 
@@ -35,7 +40,12 @@ class ServerOptions:
     """
 
     strategy: Strategy | str | Method = dataclasses.field(kw_only=False)
-    k: int = option(10, "Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).", "Method")
+    k: int = option(
+        None,
+        "Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).",
+        "Method",
+        default_text="10",
+    )
     server_lr: float = option(1.0, "The server's learning rate, η in Eq. 4.", "Method")
     ema: float | None = option(
         None,
@@ -66,7 +76,7 @@ class ServerOptions:
         from fedhist.store.recording import check_dtype  # noqa: PLC0415
         from fedhist.strategies.screening import Screen  # noqa: PLC0415
 
-        whole("k", self.k, 1)
+        self._set(k=whole("k", self._uploads(), 1))
         rate("server_lr", self.server_lr)
         if self.ema is not None:
             decay("ema", self.ema)
@@ -78,6 +88,10 @@ class ServerOptions:
         )
         require(not hidden, "record keeps every upload, which noise='sum' does not protect; use noise='upload'.")
         self._set(method=method, record=None if self.record is None else as_path("record", self.record))
+
+    def _uploads(self) -> int:
+        """Return how many uploads a round has at most."""
+        return 10 if self.k is None else self.k
 
     def _set(self, **values: Any) -> None:
         """Set fields of this frozen object while it is being made."""
@@ -96,21 +110,45 @@ class Trial(ServerOptions):
     """
 
     task: Task = dataclasses.field(kw_only=False)
-    rounds: int = option(300, "Rounds to run.", "Method")
+    rounds: int = option(None, "Rounds to run.", "Method", default_text="300, or those up to `until`")
+    until: float | None = option(
+        None,
+        "Virtual time at which to stop, if `rounds` are not over before; what takes long has fewer rounds.",
+        "Method",
+    )
+    closing: Closing | None = option(
+        None,
+        "What closes a round, if not the first k uploads: synchronous:k=10,over_select=1.3 (sample clients and wait), "
+        "deadline:seconds=5,at_least=3 (take what is there) or arrival (every upload).",
+        "Method",
+    )
     concurrency: int | None = option(None, "Clients at work at a time; all by default.", "Method")
     local: Local = part(Local)
     objective: Objective | None = None
     speeds: Speeds = option(
         "lognormal",
-        "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit or random "
-        "(K of N at random), with options as in lognormal:sigma=1.",
-        "Speeds",
+        "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit, random (K of N at random) "
+        "or a profile (see `fedhist world --help`), with options as in lognormal:sigma=1.",
+        "World",
+    )
+    network: Network | None = option(
+        None, "Bits a second and seconds of delay between clients and server: up=5e6,down=20e6,latency=0.05.", "World"
+    )
+    availability: Availability | None = option(
+        None,
+        "When clients are there: always, day-night or trace:file=…, with options as in always:gives_up=0.1.",
+        "World",
+    )
+    coupling: Coupling | None = option(
+        None,
+        "Which clients are slow: those with few examples (size), or with certain labels (labels:labels=[0]).",
+        "World",
     )
     schedule: History | Schedule | None = option(
-        None, "Recorded arrivals instead of speeds: a CSV or JSONL file with client, start and end.", "Speeds"
+        None, "Recorded arrivals instead of speeds: a CSV or JSONL file with client, start and end.", "World"
     )
     schedule_clients: str = option(
-        "auto", "What names a client there: ids, labels, or auto (whole numbers are ids).", "Speeds"
+        "auto", "What names a client there: ids, labels, or auto (whole numbers are ids).", "World"
     )
     faults: Faults | None = option(None, "How uploads break on their way: nan=0.01,huge=0.02,dropped=0.1.", "Faults")
     attack: Attack | None = option(
@@ -145,28 +183,34 @@ class Trial(ServerOptions):
     def __post_init__(self) -> None:
         from fedhist.data.task import Task  # noqa: PLC0415
         from fedhist.world.attacks import as_attack  # noqa: PLC0415
+        from fedhist.world.availability import as_availability  # noqa: PLC0415
+        from fedhist.world.coupling import as_coupling  # noqa: PLC0415
         from fedhist.world.faults import as_faults  # noqa: PLC0415
+        from fedhist.world.network import as_network  # noqa: PLC0415
         from fedhist.world.speeds import as_speeds  # noqa: PLC0415
 
-        super().__post_init__()
         if not isinstance(self.task, Task):
             raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
-        whole("rounds", self.rounds, 1)
+        super().__post_init__()
         whole("seed", self.seed)
         local = as_local(self.local, self.task.lr)
         rates = local.lr if isinstance(local.lr, tuple) else None
         clients = self.task.num_clients
         fits = rates is None or len(rates) == clients
         require(fits, f"lr names {len(rates or ())} rates for {clients} clients.")
-        every = min(100, max(1, self.rounds // 20)) if self.eval_every is None else self.eval_every
         self._set(
             local=local,
             speeds=as_speeds(self.speeds),
+            network=as_network(self.network),
+            availability=as_availability(self.availability),
+            coupling=as_coupling(self.coupling),
             faults=as_faults(self.faults),
             attack=as_attack(self.attack),
-            eval_every=whole("eval_every", every, 1),
             target=self._target(),
         )
+        self._set(rounds=self._rounds())
+        every = min(100, max(1, self.rounds // 20)) if self.eval_every is None else self.eval_every
+        self._set(eval_every=whole("eval_every", every, 1))
         self._set(client_eval_every=self._client_eval_every())
         self._check_sent()
         if self.attack is not None:
@@ -195,6 +239,57 @@ class Trial(ServerOptions):
         if self.target is None:
             return 0.5 if share else None
         return number("target", self.target, 0, 1) if share else number("target", self.target)
+
+    def _uploads(self) -> int:
+        """Settle how rounds close; return how many uploads they have at most."""
+        from fedhist.world.clocks import busy_clients  # noqa: PLC0415
+        from fedhist.world.closing import FirstK, as_closing  # noqa: PLC0415
+
+        closing = as_closing(self.closing, self.k)
+        if self.schedule is not None:
+            fits = isinstance(closing, FirstK)
+            require(fits, "a recorded schedule says who arrives when; only the first k uploads can close a round.")
+            return closing.k  # type: ignore[attr-defined, no-any-return]
+        most = closing.most(busy_clients(self.task.num_clients, closing, self.concurrency))
+        require(self.k in (None, most), f"k={self.k} and closing={closing} say two things; give one of them.")
+        self._set(closing=None if type(closing) is FirstK else closing)
+        return most
+
+    @property
+    def rule(self) -> Closing:
+        """What closes a round: :attr:`closing`, or the first K uploads."""
+        from fedhist.world.closing import FirstK  # noqa: PLC0415
+
+        return self.closing or FirstK(self.k)
+
+    def _rounds(self) -> int:
+        """Return how many rounds there are, by number or by time."""
+        from fedhist.world.clocks import rounds_until  # noqa: PLC0415
+
+        if self.rounds is not None:
+            whole("rounds", self.rounds, 1)
+        if self.until is None:
+            return 300 if self.rounds is None else self.rounds
+        positive("until", self.until)
+        require(self.schedule is None, "until is for simulated speeds; give rounds with a recorded schedule.")
+        return rounds_until(self.fleet(), self.rule, self.until, self.concurrency, self.rounds)
+
+    def fleet(self) -> Fleet:
+        """Return the clients as the clock knows them: how long each takes, and when it is there."""
+        from fedhist.world.fleet import Fleet  # noqa: PLC0415
+
+        task = self.task
+        return Fleet.of(
+            task.num_clients,
+            self.speeds,
+            self.seed,
+            examples=self.local.examples(task.sizes),
+            network=self.network,
+            traffic=self.traffic,
+            availability=self.availability,
+            coupling=self.coupling,
+            task=task,
+        )
 
     def _client_eval_every(self) -> int | None:
         """Return the rounds between evaluations on clients' own data, which are rounds with an evaluation."""
@@ -233,10 +328,11 @@ class Trial(ServerOptions):
         """Return the recorded arrivals that drive this run."""
         from fedhist.store.history import History  # noqa: PLC0415
         from fedhist.world.arrival_log import read_schedule  # noqa: PLC0415
-        from fedhist.world.clock import Schedule, recorded_schedule  # noqa: PLC0415
+        from fedhist.world.schedule import Schedule, recorded_schedule  # noqa: PLC0415
 
         given: Any = self.schedule
-        require(self.concurrency is None, "concurrency cannot be chosen for a recorded schedule.")
+        for name in ("concurrency", "network", "availability", "coupling"):
+            require(getattr(self, name) is None, f"{name} cannot be chosen for a recorded schedule.")
         require(self.faults is None, "faults would change who arrives, which a recorded schedule fixes.")
         if isinstance(given, (str, Path)):
             given = read_schedule(given, self.k, clients=self.schedule_clients)
@@ -246,7 +342,6 @@ class Trial(ServerOptions):
 
     def described(self) -> dict[str, Any]:
         """Return all options of this run and facts about its task as plain values: two runs that differ do so here."""
-        from fedhist.clients.parcel import parcel_of  # noqa: PLC0415
         from fedhist.store.arrays import checksum  # noqa: PLC0415
 
         task, layout = self.task, self.task.layout
@@ -254,7 +349,8 @@ class Trial(ServerOptions):
         if self.schedule is not None:
             arrivals = self.schedule
             options["schedule"] = checksum(arrivals.clients, arrivals.staleness, arrivals.arrived)
-            del options["speeds"]
+            for name in ("speeds", "network", "availability", "coupling"):
+                del options[name]
         return {
             **{name: plain(value) for name, value in task.about.items()},
             "clients": task.num_clients,
@@ -263,18 +359,21 @@ class Trial(ServerOptions):
             "loss": task.loss_name,
             **({} if self.local.loop is None else {"loop": plain(self.local.loop)}),
             "parameters": layout.size,
-            "bytes_per_upload": self.sent * layout.dtype.itemsize,
-            "bytes_per_download": parcel_of(layout, self.method.objective).version_width * layout.dtype.itemsize,
+            "bytes_per_upload": self.traffic[0],
+            "bytes_per_download": self.traffic[1],
             "data": task.checksum,
         }
 
     @property
-    def sent(self) -> int:
-        """How many numbers a client sends: its parameters, statistics, and what goes along with them."""
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that a client sends and is sent: parameters, statistics, and what goes along with them."""
         from fedhist.clients.objectives import uses_mail  # noqa: PLC0415
+        from fedhist.clients.parcel import parcel_of  # noqa: PLC0415
 
         layout = self.task.layout
-        return layout.width + (layout.size if uses_mail(self.method.objective) else 0)
+        up = layout.width + (layout.size if uses_mail(self.method.objective) else 0)
+        down = parcel_of(layout, self.method.objective).version_width
+        return up * layout.dtype.itemsize, down * layout.dtype.itemsize
 
     def __str__(self) -> str:
         attack = "" if self.attack is None else f", {self.attack}"

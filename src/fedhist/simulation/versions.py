@@ -1,7 +1,6 @@
 """The models that clients at work hold, kept as long as they are needed."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.errors import require
-from fedhist.world.clock import Schedule
+from fedhist.world.schedule import Schedule
 
 EMPTY = torch.empty((0, 0))
 
@@ -47,31 +46,20 @@ def check_held(numbers: Tensor, held: Collection[int]) -> None:
 class Versions(Models):
     """Models by version, each kept while clients are at work on it."""
 
-    def __init__(self, holders: Mapping[int, int]) -> None:
-        super().__init__()
-        self.holders = Counter(holders)
-        """How many clients are at work on each version, or are known to be sent it."""
-
     def publish(self, version: int, model: Tensor) -> None:
-        """Keep a copy of the current model, if anybody is sent it."""
-        if self.holders[version] > 0 and version not in self:
+        """Keep a copy of the current model."""
+        if version not in self:
             self[version] = model.clone()
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Release all versions but these."""
+        for version in self.keys() - {*versions}:
+            del self[version]
 
     def restore(self, numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:
         """Put back what :meth:`state` returned: all that are known."""
         check_held(numbers, known)
         super().restore(numbers, models, like, known)
-
-    def held(self, done: int) -> list[int]:
-        """Return the versions up to `done` that clients are at work on, in order."""
-        return sorted(version for version, count in self.holders.items() if count > 0 and version <= done)
-
-    def release(self, versions: Sequence[int]) -> None:
-        """Release the versions of clients that are no longer at work."""
-        self.holders.subtract(versions)
-        for version in set(versions):
-            if self.holders[version] == 0:
-                self.pop(version, None)
 
 
 @dataclass(frozen=True)
@@ -87,6 +75,10 @@ class VersionPlan:
     last_use: NDArray[np.int64]
     """``(rounds + 2,)``: the last round that needs each version, beyond the last if it is still held then; else 0."""
 
+    def held_at(self, round_: int) -> NDArray[np.int64]:
+        """Return the versions up to `round_` that clients are at work on in that round, in order."""
+        return np.flatnonzero(self.last_use[: round_ + 1] >= round_)
+
     def held_after(self, round_: int) -> NDArray[np.int64]:
         """Return the versions up to `round_` that clients are at work on after it, in order."""
         return np.flatnonzero(self.last_use[: round_ + 1] > round_)
@@ -95,13 +87,17 @@ class VersionPlan:
 def plan_versions(schedule: Schedule, busy: int | None = None) -> VersionPlan:
     """Assign slots so that a version's slot is free again when no client is at work on it any more.
 
-    `busy` clients are sent the first version and K each of the others; None if those who upload are all there are.
+    `busy` clients are sent the first version and K each of the others, where the schedule does not know better; None if
+    those who upload are all there are.
     """
     rounds = schedule.rounds
     last_use = np.zeros(rounds + 2, np.int64)
-    # Rounds go up, and of several values for one version the last stays.
-    last_use[schedule.versions] = np.arange(1, rounds + 1)[:, None]
-    if busy is not None:
+    if schedule.last_use is not None:
+        last_use[:] = schedule.last_use
+    else:  # Rounds go up, and of several values for one version the last stays.
+        last_use[schedule.versions] = np.arange(1, rounds + 1)[:, None]
+        last_use[0] = 0  # nobody's
+    if schedule.last_use is None and busy is not None:
         uploads = np.bincount(schedule.versions.ravel(), minlength=rounds + 2)
         sent = np.where(np.arange(rounds + 2) == 1, busy, schedule.k)
         last_use[1:-1][(uploads < sent)[1:-1]] = rounds + 1

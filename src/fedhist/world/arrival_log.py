@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedhist.errors import InvalidInput, brief, choice, reason, require, whole
 from fedhist.store.files import parse_json, read_lines
-from fedhist.world.clock import Schedule
+from fedhist.world.schedule import Schedule, cut
 
 COLUMNS = "client", "start", "end"
 CLIENTS = "auto", "ids", "labels"
@@ -29,7 +29,8 @@ def read_schedule(path: str | Path, k: int, *, clients: str = "auto") -> Schedul
 
     Every K-th end closes a round. A client works from the version that was current when it started, where a start at
     the very moment a round closes is after it. Of equal ends the one with the earlier start comes first, then the one
-    further up in the file. Uploads that do not fill a last round are left out, and time counts from the first start.
+    further up in the file. A client that is in a round already, since it did not wait for the new model, is in the next
+    one. Uploads that do not fill a last round are left out, and time counts from the first start.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def _ids(labels: list[str], clients: str) -> _Ints:
 
 
 def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Floats, k: int) -> Schedule:
-    """Cut the trainings, in order of arrival, into rounds; each must take some time, one after the other per client."""
+    """Cut the trainings into rounds; each must take some time, one after the other per client."""
     for i in np.flatnonzero(end <= start):
         raise ValueError(f"client {brief(labels[who[i]])} ends at {end[i]:.15g}, no later than it starts")
     order = np.lexsort((start, who))
@@ -125,16 +126,6 @@ def _rounds(labels: list[str], who: _Ints, ids: _Ints, start: _Floats, end: _Flo
     for i in order[1:][same & (start[order][1:] < end[order][:-1])]:
         when = f"starts at {start[i]:.15g}, before its training until then ends"
         raise ValueError(f"client {brief(labels[who[i]])} {when}")
-    rounds = len(end) // k
-    require(rounds > 0, f"it has {len(end)} arrivals, fewer than k={k}")
-    order = np.lexsort((start, end))[: rounds * k]
-    begun, arrived = start[order].reshape(rounds, k), end[order].reshape(rounds, k)
-    ordered = np.sort(who[order].reshape(rounds, k), axis=1)
-    for row, place in np.argwhere(ordered[:, 1:] == ordered[:, :-1]):
-        raise ValueError(
-            f"client {brief(labels[ordered[row, place]])} arrives twice in round {row + 1}, since it did not wait for "
-            "the new model; use a smaller k"
-        )
-    versions = 1 + np.searchsorted(arrived[:, -1], begun, side="right")
-    staleness = np.arange(1, rounds + 1)[:, None] - versions + 1
-    return Schedule(int(ids.max()) + 1, ids[order].reshape(rounds, k), staleness, arrived - start.min())
+    schedule = cut(int(ids.max()) + 1, ids, start - start.min(), end - start.min(), k)
+    require(schedule.rounds > 0, f"it has {len(end)} arrivals, fewer than k={k} of different clients")
+    return schedule

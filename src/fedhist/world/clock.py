@@ -1,21 +1,20 @@
-"""A discrete-event clock: who arrives in which round, how stale, and when.
+"""The fast clock: clients that are always there, and rounds that the first K uploads close.
 
 Who arrives when does not depend on what is learned, as long as every upload is accepted. So a whole schedule can be
-computed before any training; the same clock works arrival by arrival once an upload is rejected.
+computed before any training; the same clock works arrival by arrival once an upload is rejected. Its slow twin, for
+every world and every way to close a round, is in `events`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import require, whole
-from fedhist.store.history import History
+from fedhist.errors import require
 from fedhist.streams import Stream
-from fedhist.world.speeds import Speeds, as_speeds, work_gammas, work_times
+from fedhist.world.fleet import Fleet
+from fedhist.world.schedule import Ledger, Schedule, Start
 
 WINDOW = 1024
 """Events that the queue keeps in order ahead of time, at least."""
@@ -23,126 +22,41 @@ EVENT = np.dtype([("time", np.float64), ("number", np.int64), ("client", np.int3
 Events = NDArray[np.void]
 
 
-class Start(NamedTuple):
-    """One training under way: when its upload arrives, its number in order of start, the client and its version."""
-
-    time: float
-    number: int
-    client: int
-    version: int
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """The arrivals of all rounds, row r - 1 for round r, each row in order of arrival."""
-
-    num_clients: int
-    clients: NDArray[np.int64]
-    """``(rounds, K)``: who uploads."""
-    staleness: NDArray[np.int64]
-    """``(rounds, K)``: τ, counted from the version a client received."""
-    arrived: NDArray[np.float64]
-    """``(rounds, K)``: virtual time of each upload."""
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds."""
-        return len(self.clients)
-
-    @property
-    def k(self) -> int:
-        """Uploads per round."""
-        return int(self.clients.shape[1])
-
-    @property
-    def time(self) -> NDArray[np.float64]:
-        """Virtual time at which each round closes, ``(rounds,)``."""
-        return self.arrived[:, -1]
-
-    @cached_property
-    def versions(self) -> NDArray[np.int64]:
-        """The model version each upload was computed from, ``(rounds, K)``; version r opens round r."""
-        return np.arange(1, self.rounds + 1)[:, None] - self.staleness + 1
-
-
-def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
-    """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation."""
-    clients, staleness = recorded.clients[:rounds], recorded.staleness[:rounds]
-    have, width = clients.shape
-    require(have == rounds, f"the recorded schedule has {have} rounds, rounds={rounds} were asked for.")
-    require(width == k, f"the recorded schedule has {width} uploads a round, k={k} were asked for.")
-    require(bool((clients >= 0).all()), "the recorded schedule has rounds with fewer than k uploads.")
-    fits = int(clients.max()) < num_clients
-    require(fits, f"the recorded schedule names client {clients.max()}, the task has {num_clients} clients.")
-    ordered = np.sort(clients, axis=1)
-    require(not (ordered[:, 1:] == ordered[:, :-1]).any(), "the recorded schedule has a client twice in one round.")
-    versions = np.arange(1, rounds + 1)[:, None] - staleness + 1
-    fits = bool((staleness >= 1).all() and (versions >= 1).all())
-    require(fits, "the recorded schedule has uploads from versions that did not exist.")
-    return Schedule(num_clients, clients, staleness, recorded.arrived[:rounds])
-
-
-def make_schedule(
-    num_clients: int, k: int, rounds: int, speeds: Speeds, seed: int = 0, concurrency: int | None = None
-) -> Schedule:
-    """Let the clients work and return the first `k` uploads of every round.
-
-    Parameters
-    ----------
-    concurrency
-        How many clients work at a time. None keeps all of them busy. With fewer, the clients sent the
-        new model are drawn at random from those that are idle.
-    """
-    rounds = whole("rounds", rounds, 1)
-    arrivals = Clock(num_clients, k, speeds, seed, concurrency).advance(rounds)
-    clients = arrivals["client"].astype(np.int64)
-    staleness = np.arange(1, rounds + 1)[:, None] - arrivals["version"] + 1
-    arrived = np.ascontiguousarray(arrivals["time"])
-    for array in (clients, staleness, arrived):
-        array.setflags(write=False)  # all methods of a comparison share them
-    return Schedule(num_clients, clients, staleness, arrived)
-
-
 class Clock:
     """Who is at work, on which version, until when. It knows the past only.
 
     Everyone who is sent a model gets the next number, and of equal times the lower number arrives first.
-    The parameters are those of :func:`make_schedule`.
+    `busy` clients work at a time.
     """
 
-    def __init__(self, num_clients: int, k: int, speeds: Speeds, seed: int = 0, concurrency: int | None = None) -> None:
-        num_clients, self.k = whole("clients", num_clients, 1), whole("k", k, 1)
-        speeds = as_speeds(speeds)
-        require(k <= num_clients, f"k={k} is more than the {num_clients} clients there are.")
-        self.busy = num_clients if concurrency is None else whole("concurrency", concurrency)
-        fits = k <= self.busy <= num_clients
-        require(fits, f"concurrency must lie between k={k} and the number of clients {num_clients}, got {self.busy}.")
-        self._stream, self._jitter = Stream(seed, "schedule"), speeds.jitter
-        self._means = speeds.mean_times(num_clients, seed)
-        fits = bool(np.isfinite(self._means).all() and (self._means > 0).all())
-        require(fits, f"{speeds!r} gives times that are not positive numbers; use milder parameters.")
+    def __init__(self, fleet: Fleet, k: int, busy: int) -> None:
+        self.fleet, self.k, self.busy = fleet, k, busy
+        num_clients, self._stream = len(fleet), Stream(fleet.seed, "schedule")
+        self._ledger = Ledger()
+        self._ended: list[float] = []  # in the round under way
         self.round = 0
         """Rounds that are closed."""
         self._pool = _Pool(num_clients, self.busy, self._stream)
         self._queue = _Queue(max(WINDOW, 4 * k))
         self._count = 0
-        self._send(self._pool.first(), 0.0, 1, self._gammas(self.busy, 0))
+        self._ledger.start(busy, 0.0)
+        self._send(self._pool.first(), 0.0, 1, self._gammas(busy, 0))
 
     def _gammas(self, count: int, round_: int) -> NDArray[np.float64]:
-        return work_gammas(count, self._jitter, self._stream.at(round_, 1))
+        return self.fleet.gammas(count, self._stream.at(round_, 1))
 
     def _send(self, clients: NDArray[np.int64], time: Any, version: Any, gammas: NDArray[np.float64]) -> None:
         """Let clients start; `time` and `version` are broadcast over them."""
         table = np.empty(clients.shape, EVENT)
         table["client"], table["version"] = clients, version
-        table["time"] = time + work_times(self._means[clients], self._jitter, gammas)
+        table["time"] = time + self.fleet.times(clients, gammas)
         events = table.ravel()
         events["number"] = np.arange(self._count, self._count + len(events))
         self._count += len(events)
         self._queue.add(events)
 
-    def advance(self, rounds: int) -> Events:
-        """Close `rounds` rounds in which every upload is accepted; return their arrivals, ``(rounds, K)``.
+    def advance(self, rounds: int) -> Schedule:
+        """Close `rounds` rounds in which every upload is accepted; return their arrivals.
 
         Several rounds are closed at once, assuming that no client sent a model in one of them returns before the last.
         Those rounds stand that close before the soonest possible return.
@@ -151,14 +65,15 @@ class Clock:
         gammas = np.empty((rounds, self.k))
         for row, drawn in enumerate(gammas):
             drawn[:] = self._gammas(self.k, self.round + row + 1)
-        fastest, everyone = self._means.min(), self.busy == len(self._means)
+        everyone, before = self.busy == len(self.fleet), self.round
+        costs = []
         row, at_once = 0, 1
         while row < rounds:
             next_ = self._queue.peek(self.k, self.k * min(at_once, rounds - row))
             next_ = next_[: len(next_) // self.k * self.k].reshape(-1, self.k)
             closes, noise = next_["time"][:, -1:], gammas[row : row + len(next_)]
-            pace = self._means[next_["client"]] if everyone else fastest
-            back = (closes + work_times(pace, self._jitter, noise)).min(axis=1)
+            soonest = self.fleet.times(next_["client"], noise) if everyone else self.fleet.least(noise)
+            back = (closes + soonest).min(axis=1)
             stand = len(next_) - int(np.count_nonzero(np.minimum.accumulate(back)[:-1] < closes[1:, 0]))
 
             arrivals[row : row + stand] = next_[:stand]
@@ -167,27 +82,53 @@ class Clock:
             versions = np.arange(self.round + 2, self.round + stand + 2)[:, None]
             self._send(sent, closes[:stand], versions, noise[:stand])
             self.round += stand
+            costs += [self._book(times, times[-1]) for times in arrivals["time"][row : row + stand]]
             row, at_once = row + stand, 2 * stand
-        return arrivals
+        staleness = np.arange(before + 1, self.round + 1)[:, None] - arrivals["version"] + 1
+        tables = arrivals["client"].astype(np.int64), staleness, np.ascontiguousarray(arrivals["time"])
+        books = {name: np.array([each[name] for each in costs]) for name in costs[0]} if costs else {}
+        for array in (*tables, *books.values()):
+            array.setflags(write=False)  # all methods of a comparison share them
+        return Schedule(len(self.fleet), *tables, books)
+
+    def _book(self, ended: Sequence[float] | NDArray[np.float64], time: float) -> dict[str, float]:
+        """Enter a round whose trainings ended at some times and which closed at a time; return what it all has cost."""
+        self._ledger.end(ended)
+        costs = self._ledger.at(float(time))
+        self._ledger.start(self.k, float(time))
+        return costs
 
     def upcoming(self, count: int) -> list[Start]:
         """Return the next arrivals, as far as they are known now."""
         return [Start(*event) for event in self._queue.peek(count, count).tolist()]
 
-    def take(self, count: int) -> None:
-        """Take the next arrivals out of the queue."""
-        self._queue.drop(count)
+    def expected(self, ahead: int = 0, accepted: int = 0) -> list[Start]:
+        """Return those who still arrive in a round in which so many are accepted, or in one that follows."""
+        last = (ahead + 1) * self.k - accepted
+        return self.upcoming(last)[max(0, last - self.k) :]
+
+    def next(self, accepted: int) -> Start | None:
+        """Take the next arrival of a round in which so many are accepted; None if that closes it."""
+        if accepted == self.k:
+            return None
+        (start,) = self.upcoming(1)
+        self._queue.drop(1)
+        self._ended.append(start.time)
+        return start
 
     def again(self, start: Start) -> None:
         """Send the current version to a client whose upload was rejected."""
-        gammas = work_gammas(1, self._jitter, self._stream.at(self._count, 3))
+        gammas = self.fleet.gammas(1, self._stream.at(self._count, 3))
+        self._ledger.start(1, start.time)
         self._send(np.array([start.client]), start.time, self.round + 1, gammas)
 
-    def close(self, arrived: Sequence[Start]) -> None:
+    def close(self, arrived: Sequence[Start]) -> dict[str, float]:
         """Close a round: send the next version to as many clients as have arrived, those or others that are idle."""
         self.round += 1
         sent = self._pool.exchange(np.array([[start.client for start in arrived]]), self.round)[0]
         self._send(sent, arrived[-1].time, self.round + 1, self._gammas(self.k, self.round))
+        ended, self._ended = self._ended, []
+        return self._book(ended, arrived[-1].time)
 
     @property
     def versions(self) -> NDArray[np.int64]:
@@ -198,7 +139,8 @@ class Clock:
         """Return all that the clock knows."""
         events = self._queue.events()
         columns = {name: np.ascontiguousarray(events[name]) for name in EVENT.names or ()}
-        return {**columns, "count": np.array([self._count, self.round]), "idle": self._pool.idle}
+        books = {"idle": self._pool.idle, "ledger": self._ledger.state()}
+        return {**columns, "count": np.array([self._count, self.round]), **books}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Put back what :meth:`state` returned, or raise unless everyone is either idle or at work on one version."""
@@ -210,11 +152,11 @@ class Clock:
             events[name] = state[name]
         events = events[np.argsort(events["number"])]
         count, round_ = state["count"].tolist()
-        idle, numbers, versions = state["idle"][: len(self._means) - self.busy], events["number"], events["version"]
+        idle, numbers, versions = state["idle"][: len(self.fleet) - self.busy], events["number"], events["version"]
         everyone = np.sort(np.concatenate([events["client"], idle]))
         fits = (
-            np.array_equal(everyone, np.arange(len(self._means)))
-            and bool(((state["idle"] >= 0) & (state["idle"] < len(self._means))).all())
+            np.array_equal(everyone, np.arange(len(self.fleet)))
+            and bool(((state["idle"] >= 0) & (state["idle"] < len(self.fleet))).all())
             and bool((np.diff(numbers, prepend=-1) > 0).all() and numbers[-1] < count <= self.busy * (1 << 31))
             and bool(((versions >= 1) & (versions <= round_ + 1)).all() and np.isfinite(events["time"]).all())
         )
@@ -223,24 +165,7 @@ class Clock:
         self._queue.add(events)
         self._count, self.round = count, round_
         self._pool.idle = state["idle"].copy()
-
-
-class Timetable:
-    """Arrivals that are known beforehand, in the place of a clock."""
-
-    def __init__(self, schedule: Schedule, done: int) -> None:
-        self._schedule, self._position = schedule, done * schedule.k
-
-    def upcoming(self, count: int) -> list[Start]:
-        """Return the next arrivals."""
-        at = slice(self._position, self._position + count)
-        schedule = self._schedule
-        columns = (table.ravel()[at].tolist() for table in (schedule.arrived, schedule.clients, schedule.versions))
-        return [Start(t, at.start + i, c, v) for i, (t, c, v) in enumerate(zip(*columns, strict=True))]
-
-    def take(self, count: int) -> None:
-        """Leave the next arrivals behind."""
-        self._position += count
+        self._ledger.restore(state["ledger"])
 
 
 def _merged(parts: Sequence[Events]) -> tuple[Events, NDArray[np.int64]]:

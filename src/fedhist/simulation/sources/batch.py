@@ -91,7 +91,10 @@ class _Card:
         self._rounds, self._first = runs[0].trial.rounds, 1
         self._round = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture_wanted = device.type == "cuda" and all(run.capturable() for run in runs)
+        self._counts = [run.arriving.schedule.counts.tolist() for run in runs]
+        self._full = all(run.arriving.schedule.full for run in runs)
+        self._delivered = 0
+        self._capture_wanted = device.type == "cuda" and self._full and all(run.capturable() for run in runs)
         with self._on_device():
             self._streams = [torch.cuda.Stream() for _ in range(STREAMS)] if self._capture_wanted else []  # type: ignore[no-untyped-call]
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
@@ -114,7 +117,7 @@ class _Card:
         facts = [(s.staleness, s.clients, run.task.sizes[s.clients]) for run in runs for s in (run.arriving.schedule,)]
         tables = np.stack([np.concatenate(each, axis=1) for each in zip(*facts, strict=True)], axis=1)
         self._facts = torch.tensor(tables).to(device)
-        self._ks = [run.trial.k for run in runs]
+        self._ks = [run.arriving.schedule.k for run in runs]
         self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
         self._norms = torch.zeros((self._rounds, sum(self._ks)), device=device)
         self._lengths = torch.zeros((self._rounds, len(runs)), device=device)
@@ -166,29 +169,32 @@ class _Card:
         self._join(len(self._groups))
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
         weights, norms, lengths = list[Tensor](), list[Tensor](), list[Tensor]()
-        for i, (run, (rows, received, norm, length)) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
+        for i, (run, whole) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
             with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
+                count = self._ks[i] if self._full else self._counts[i][self._delivered]
+                rows, received, norm = (table[:count] for table in whole[:3])
                 deltas, statistics, mail = run.parcel.parts(rows)
                 more: dict[str, Any] = {
                     "mail": mail,
                     "statistics": statistics,
                     "received_from": partial(_itself, received),
                 }
-                staleness, clients, sizes = facts[i]
+                staleness, clients, sizes = facts[i][:, :count]
                 arrivals = Arrivals(deltas, staleness, clients, sizes, validate=False, **more)
                 if run.adversary is not None:
                     arrivals = run.adversary.sent(arrivals, self._done)
-                    norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)  # noqa: PLW2901
+                    norm = torch.linalg.vector_norm(arrivals.deltas, dim=1)
                 yield run.server, arrivals
                 given = run.server.strategy.last_weights
-                weights.append(torch.full_like(norm, torch.nan) if given is None else given)
-            norms.append(norm)
-            lengths.append(length)
+                weights.append(_wide(torch.full_like(norm, torch.nan) if given is None else given, self._ks[i]))
+            norms.append(_wide(norm, self._ks[i]))
+            lengths.append(whole[3])
         self._join(len(self.runs))
         for table, parts in ((self._weights, weights), (self._norms, norms), (self._lengths, lengths)):
             table.index_copy_(0, self._done, torch.cat(parts)[None].to(table.dtype))
         self._done += 1
         self._place += 1
+        self._delivered += 1
 
     @contextlib.contextmanager
     def _aside(self, n: int) -> Iterator[None]:
@@ -225,13 +231,15 @@ class _Card:
                     continue
                 count = _fine_rounds(run, norms[i].numpy(), lengths[:, i])
                 rows, given = slice(since.start, since.start + count), weights[i][:count].numpy()
-                server.keep(schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows], given)
+                who, stale, when = schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows]
+                server.keep(who, stale, when, given, schedule.cost(rows))
                 if rows.stop == since.stop:
                     server.check_model()
                 elif not np.isfinite(lengths[count, i]):
                     server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
                 else:
-                    server.judge(norms[i][count].tolist(), schedule.clients[rows.stop].tolist())
+                    there = int(schedule.counts[rows.stop])
+                    server.judge(norms[i][count][:there].tolist(), schedule.clients[rows.stop, :there].tolist())
                     if server.diverged is None:
                         leaving[i] = server.round + 1
         self._looked = since.stop
@@ -254,11 +262,16 @@ class _Card:
             for members, group in self._groups:
                 group.restore(done, [states[i] for i in members])
             self._done.fill_(done)
-        self._round, self._first, self._looked = done, done + 1, done
+        self._round, self._first, self._looked, self._delivered = done, done + 1, done, done
 
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _wide(values: Tensor, k: int) -> Tensor:
+    """Return a value for each of K uploads, zeros where a round has fewer."""
+    return values if len(values) == k else torch.nn.functional.pad(values, (0, k - len(values)))
 
 
 def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:
@@ -270,8 +283,10 @@ def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:
 def _fine_rounds(run: Run, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:
     """Return how many of some rounds went well: lengths of uploads, ``(rounds, K)``, and of models, ``(rounds,)``."""
     screen, begin = run.server.screen, run.server.round
-    clients = run.arriving.schedule.clients[begin : begin + len(norms)].tolist()
-    for row, lengths in enumerate(norms.tolist()):
+    schedule, since = run.arriving.schedule, slice(begin, begin + len(norms))
+    clients = [row[:n] for row, n in zip(schedule.clients[since].tolist(), schedule.counts[since], strict=True)]
+    for row, every in enumerate(norms.tolist()):
+        lengths = every[: len(clients[row])]
         if screen.waits:
             screen.begin(lengths)
         if not np.isfinite(models[row]) or not screen.judge(lengths).fine:

@@ -33,7 +33,7 @@ class Batches:
     def plans(self, rows: slice) -> list[list[NDArray[np.int64]]]:
         """Return the minibatches of all uploads of some rounds; groups that ask for the same get the same."""
         if rows != self._plans[0]:
-            tables = (table[rows].ravel().tolist() for table in (self.schedule.clients, self.schedule.versions))
+            tables = (table[rows].ravel().tolist() for table in self.schedule.working)
             draw = (
                 self.local.batches(self.task.client(c), self._stream.at(c, v)) for c, v in zip(*tables, strict=True)
             )
@@ -42,7 +42,7 @@ class Batches:
 
     def keys(self, rows: slice) -> Tensor:
         """Return the keys of the random numbers that are drawn in some rounds, ``(rounds, K)``."""
-        clients, versions = (table[rows] for table in (self.schedule.clients, self.schedule.versions))
+        clients, versions = (table[rows] for table in self.schedule.working)
         pairs = zip(clients.ravel().tolist(), versions.ravel().tolist(), strict=True)
         return torch.tensor([self._dropout.integer(*pair) for pair in pairs]).view(clients.shape)
 
@@ -58,7 +58,7 @@ class Group:
         first = runs[0].server.model
         device = self.device = first.device
         self.local, self.objective = runs[0].trial.local, runs[0].trial.method.objective
-        self.ks = [run.trial.k for run in runs]
+        self.ks = [run.arriving.schedule.k for run in runs]
         self.parcel, self._size = runs[0].parcel, first.numel()
         self._rate, self._rates = self._learning_rates(first)
 
@@ -73,16 +73,18 @@ class Group:
         for run, count, start in zip(runs, slots, self._starts, strict=False):
             plan = run.arriving.versions.slots
             store.append(plan[1:-1] % count + start)
-            fetch.append(plan[run.arriving.schedule.versions] + start)
+            fetch.append(plan[run.arriving.schedule.working[1]] % count + start)
         self._store = torch.tensor(np.stack(store, axis=1), device=device)
         self._fetch = torch.tensor(np.concatenate(fetch, axis=1), device=device)
 
         self._holders = np.cumsum([0, *(run.task.num_clients for run in runs)])
         if self.objective.uses_previous:
-            owners = [run.arriving.schedule.clients + at for run, at in zip(runs, self._holders, strict=False)]
+            nobody = int(self._holders[-1])  # whose model is one more
+            who = [run.arriving.schedule.clients for run in runs]
+            owners = [np.where(c >= 0, c + at, nobody) for c, at in zip(who, self._holders, strict=False)]
             self._owners = torch.tensor(np.concatenate(owners, axis=1), device=device)
-            self._previous = first.new_zeros((int(self._holders[-1]), first.numel()))
-            self._known = first.new_zeros(int(self._holders[-1]))
+            self._previous = first.new_zeros((nobody + 1, first.numel()))
+            self._known = first.new_zeros(nobody + 1)
 
         self.sources: list[Batches] = []
         columns: list[int] = []
@@ -93,9 +95,9 @@ class Group:
             if source not in starts_of:
                 starts_of[source] = sum(each.schedule.k for each in self.sources)
                 self.sources.append(source)
-            columns += range(starts_of[source], starts_of[source] + run.trial.k)
+            columns += range(starts_of[source], starts_of[source] + source.schedule.k)
         self._columns = torch.tensor(columns, device=device)
-        largest = max(int(run.task.sizes[run.arriving.schedule.clients].max()) for run in runs)
+        largest = max(int(run.task.sizes[run.arriving.schedule.working[0]].max()) for run in runs)
         self._shape = self.local.steps_for(largest), min(self.local.batch_size, largest)
         self._width = sum(source.schedule.k for source in self.sources)
         self.block = max(1, min(BLOCK, LARGEST_TABLE // (self._width * self._shape[0] * self._shape[1])))
@@ -108,7 +110,7 @@ class Group:
             if local.one_rate:
                 rates.append(np.full(schedule.clients.shape, local.lr, float))
                 continue
-            pairs = zip(schedule.clients.ravel().tolist(), schedule.versions.ravel().tolist(), strict=True)
+            pairs = zip(*(table.ravel().tolist() for table in schedule.working), strict=True)
             own = np.array([local.rate(client, version, run.trial.rounds) for client, version in pairs])
             rates.append(own.reshape(schedule.clients.shape))
         table = np.concatenate(rates, axis=1)

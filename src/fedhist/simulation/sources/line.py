@@ -1,7 +1,6 @@
 """One run's clients at work, taken in order of arrival."""
 
 import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,20 +13,15 @@ from fedhist.clients.job import Job, Trainer
 from fedhist.errors import BadUpload, require
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources.computed import Computed, Work, compute
-from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
-from fedhist.world.clock import Clock, Start, Timetable
+from fedhist.world.clocks import AnyClock, clock_of
 from fedhist.world.faults import broken
+from fedhist.world.schedule import Start, Timetable
 
 REJECTED_IN_A_ROW = 100
 """Uploads that are rejected one after the other before a run is given up."""
-
-
-def clock_of(trial: Trial) -> Clock:
-    """Return the clock of a trial at its beginning."""
-    return Clock(trial.task.num_clients, trial.k, trial.speeds, trial.seed, trial.concurrency)
 
 
 class _Dropped(Rejected):
@@ -51,30 +45,30 @@ class Line:
 
     def __init__(self, run: Run, trainer: Trainer) -> None:
         self.run, self.server, self._trainer = run, run.server, trainer
-        self._k, self._trial, self._parcel = run.trial.k, run.trial, run.parcel
-        self._feed: Timetable | Clock = self._clock() if run.trial.faults else Timetable(run.arriving.schedule, 0)
-        self._versions, self._last_models = Versions(self._holders()), Models()
+        self._trial, self._parcel = run.trial, run.parcel
+        self._feed: Timetable | AnyClock = self._clock() if run.trial.faults else Timetable(run.arriving.schedule, 0)
+        self._versions, self._last_models = Versions(), Models()
         self._uploads: dict[int, Computed] = {}
         """By the number of the start: those that have not arrived yet."""
         self._rounds: dict[int, Tensor] = {}
         """The uploads of rounds to come, ``(K, P)`` each, while it is known who will be in them."""
         self._closing: list[Start] = []
 
-    def _clock(self) -> Clock:
+    def _new_clock(self) -> AnyClock:
+        return clock_of(self._trial.fleet(), self._trial.rule, self._trial.concurrency)
+
+    def _clock(self) -> AnyClock:
         """Return the clock as it stands before the round under way, if every upload so far was accepted."""
-        clock = clock_of(self._trial)
+        clock = self._new_clock()
         clock.advance(self.server.round)
         return clock
 
-    def _holders(self) -> Counter[int]:
-        """Return how many clients are at work on each version."""
-        versions, done, trial = self.run.arriving.schedule.versions, self.server.round, self._trial
-        if isinstance(self._feed, Clock):
-            return Counter(self._feed.versions.tolist())
-        if trial.schedule is not None:
-            return Counter(versions[done:].ravel().tolist())
-        sent = {1: trial.concurrency or trial.task.num_clients} | dict.fromkeys(range(2, done + 2), trial.k)
-        return Counter(sent) - Counter(versions[:done].ravel().tolist())
+    def _held(self) -> list[int]:
+        """Return the versions of closed rounds that clients are at work on, in order."""
+        if isinstance(self._feed, Timetable):
+            held: list[int] = self.run.arriving.versions.held_after(self.server.round).tolist()
+            return held
+        return sorted({*self._feed.versions.tolist()} - {self._round})
 
     @property
     def _round(self) -> int:
@@ -87,24 +81,25 @@ class Line:
         Those of the next round that build on a version there is need not wait for this round to close.
         """
         self._versions.publish(self._round, self.server.version)
-        ahead = self._trainer.works_ahead and self._round < self._trial.rounds
-        return self._begun(self._feed.upcoming(2 * self._k if ahead else self._k))
+        work = self._begun(self._feed.expected(), 0)
+        if self._trainer.works_ahead and self._round < self._trial.rounds:
+            work += self._begun(self._feed.expected(1), 1)
+        return work
 
-    def _begun(self, starts: Sequence[Start]) -> Work:
+    def _begun(self, starts: Sequence[Start], ahead: int) -> Work:
         work: Work = []
         for place, start in enumerate(starts):
             if start.number not in self._uploads and start.version <= self._round:
-                ahead = place // self._k
-                upload = self._uploads[start.number] = Computed(self._row(ahead, place % self._k))
+                upload = self._uploads[start.number] = Computed(self._row(ahead, place, len(starts)))
                 work.append((ahead, self._job(start), upload))
         return work
 
-    def _row(self, ahead: int, place: int) -> Tensor:
+    def _row(self, ahead: int, place: int, count: int) -> Tensor:
         """Return where to put an upload: new memory every round, since a strategy may keep what it is given."""
-        if isinstance(self._feed, Clock):
+        if not isinstance(self._feed, Timetable):
             return self._empty()
         if self._round + ahead not in self._rounds:
-            self._rounds[self._round + ahead] = self._empty(self._k)
+            self._rounds[self._round + ahead] = self._empty(count)
         return self._rounds[self._round + ahead][place]
 
     def _empty(self, *rows: int) -> Tensor:
@@ -118,7 +113,7 @@ class Line:
 
     def arrivals(self) -> Arrivals | None:
         """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
-        starts = self._feed.upcoming(self._k)
+        starts = self._feed.expected()
         uploads = [self._uploads[start.number].ready() for start in starts]
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
         if self.server.screen.waits:
@@ -130,9 +125,8 @@ class Line:
         if self.server.diverged is not None:
             return None
         if verdict.fine and self._trial.faults is None:
-            self._feed.take(self._k)
+            self._take(starts)
         elif not verdict.rejected and self._trial.schedule is not None:  # shortened, and nobody else has to come
-            self._feed.take(self._k)
             arrivals, norms = self._clipped(arrivals, starts)
         else:
             taken = self._one_by_one() if self._follow_clock(verdict) else None
@@ -152,11 +146,9 @@ class Line:
         """Write the round down, and send the new version to those who were in it."""
         closing = self._closing  # not the arrivals, which a strategy may have changed
         staleness = [self._round - start.version + 1 for start in closing]
-        self.server.keep_round([start.client for start in closing], staleness, [start.time for start in closing])
-        if self._trial.schedule is None:  # else who is sent what is known from the beginning
-            self._versions.holders[self._round] += self._k
-        if isinstance(self._feed, Clock):
-            self._feed.close(closing)
+        clients, times = [start.client for start in closing], [start.time for start in closing]
+        self.server.keep_round(clients, staleness, times, self._feed.close(closing))
+        self._versions.keep(self._held())
         if not self._trainer.works_ahead:
             self._uploads.clear()  # what was computed and has not arrived, as a resumed run would not have it
 
@@ -196,11 +188,10 @@ class Line:
                 kept = row[self._parcel.kept]
                 if bool(torch.isfinite(kept.sum())):  # a training that failed leaves nothing behind
                     self._last_models[start.client] = kept.clone()
-        self._versions.release([start.version for start in starts])
 
     def _follow_clock(self, verdict: Verdict) -> bool:
         """Let a clock take the place of the schedule, which no longer holds; return whether there is one."""
-        if isinstance(self._feed, Clock):
+        if not isinstance(self._feed, Timetable):
             return True
         if self._trial.schedule is not None:
             reason = next(iter(verdict.rejected.values()))
@@ -208,17 +199,24 @@ class Line:
             self.server.diverge(self._round, what)
             return False
         clock = self._clock()
-        pairs = zip(self._feed.upcoming(self._k), clock.upcoming(self._k), strict=True)
+        pairs = zip(self._feed.expected(), clock.expected(), strict=True)
         self._uploads = {new.number: self._uploads[old.number] for old, new in pairs}
         self._feed, self._rounds = clock, {}
         return True
 
+    def _take(self, starts: Sequence[Start]) -> None:
+        """Let a clock know that a round's uploads are all accepted."""
+        if not isinstance(self._feed, Timetable):
+            for count in range(len(starts) + 1):
+                self._feed.next(count)
+
     def _one_by_one(self) -> list[_Taken] | None:
-        """Take in arrivals until K are accepted; None if too many in a row are not."""
+        """Take in arrivals until the round closes; None if too many in a row are rejected."""
         taken: list[_Taken] = []
         in_a_row = injected = 0
-        while len(taken) < self._k or self._overdone(taken):
-            start = self._next(self._k - len(taken))
+        while (start := self._next(len(taken))) is not None or self._overdone(taken):
+            if start is None:
+                continue
             try:
                 taken.append(self._judged(start))
                 in_a_row = injected = 0
@@ -234,13 +232,13 @@ class Line:
                     return None
         return taken
 
-    def _next(self, wanted: int) -> Start:
+    def _next(self, accepted: int) -> Start | None:
         """Return the next arrival; it and those that may follow are computed together."""
-        starts = self._feed.upcoming(wanted)
-        if starts[0].number not in self._uploads:
-            compute(self._trainer, self._begun(starts))
-        self._feed.take(1)
-        return starts[0]
+        assert not isinstance(self._feed, Timetable)
+        start = self._feed.next(accepted)
+        if start is not None and start.number not in self._uploads:
+            compute(self._trainer, self._begun([start, *self._feed.expected(accepted=accepted + 1)], 0))
+        return start
 
     def _fault(self, start: Start) -> str | None:
         """Return what happens to an upload on its way."""
@@ -250,8 +248,8 @@ class Line:
     def measure(self) -> None:
         """Tell the screen how long the first uploads are: those of the round, and more where it takes too few."""
         self._versions.publish(self._round, self.server.version)
-        wanted = max(self._k, self.server.screen.first)
-        starts = [start for start in self._feed.upcoming(wanted) if start.version <= self._round]
+        known = self._feed.expected(), self._feed.upcoming(self.server.screen.first)
+        starts = [start for start in max(known, key=len) if start.version <= self._round]
         more = [start for start in starts if start.number not in self._uploads]
         uploads = {start.number: Computed(self._empty()) for start in more}
         compute(self._trainer, [(0, self._job(start), uploads[start.number]) for start in more])
@@ -323,10 +321,8 @@ class Line:
             raise BadUpload(f"{self._trial}: client {start.client}'s upload in round {self._round} is bad: {reason}.")
         self._note(start, "dropped" if dropped else "rejected", str(reason))
         self.server.screen.alarmed |= not dropped
-        self._versions.holders[self._round] += 1
-        self._versions.publish(self._round, self.server.version)
         self._settle([start])
-        assert isinstance(self._feed, Clock)
+        assert not isinstance(self._feed, Timetable)
         self._feed.again(start)
 
     def _note(self, start: Start, event: str, reason: str) -> None:
@@ -337,7 +333,7 @@ class Line:
         state = dict(zip(("held", "versions"), self._versions.state(), strict=True))
         if self._trial.method.objective.uses_previous:
             state |= zip(("previous.clients", "previous"), self._last_models.state(), strict=True)
-        if isinstance(self._feed, Clock):
+        if not isinstance(self._feed, Timetable):
             state |= {f"clock.{name}": torch.from_numpy(array) for name, array in self._feed.state().items()}
         return state
 
@@ -347,13 +343,13 @@ class Line:
         clock = {name.removeprefix("clock."): t.numpy() for name, t in state.items() if name.startswith("clock.")}
         require(trial.schedule is None if clock else trial.faults is None, "its arrivals come from elsewhere")
         if clock:
-            self._feed = clock_of(trial)
+            self._feed = self._new_clock()
             self._feed.restore(clock)
             require(self._feed.round == done, f"its clock has closed {self._feed.round} rounds instead of {done}")
         else:
             self._feed = Timetable(self.run.arriving.schedule, done)
-        self._versions = Versions(self._holders())
-        self._versions.restore(state["held"], state["versions"], version, self._versions.held(done))
+        self._versions = Versions()
+        self._versions.restore(state["held"], state["versions"], version, self._held())
         if trial.method.objective.uses_previous:
             clients, models = state["previous.clients"], state["previous"]
             self._last_models.restore(clients, models, self.server.model, range(trial.task.num_clients))

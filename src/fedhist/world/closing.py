@@ -1,0 +1,126 @@
+"""When a round closes, and who is sent the new model then."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, cast
+
+from fedhist.errors import number, positive, require, whole
+from fedhist.options import named
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What the clock asks about a round; the classes below are the ways to answer.
+
+    A round is closed by its `enough`-th upload or, where there are `seconds`, that long after it opened if `at_least`
+    so many have arrived, and otherwise by the one that makes them so many.
+    """
+
+    sample: ClassVar[int | None] = None
+    """How many clients a synchronous round is sent to, whose others are told to stop; None lets the others go on."""
+    enough: ClassVar[int | None] = None
+    seconds: ClassVar[float | None] = None
+    at_least: ClassVar[int] = 1
+
+    def most(self, busy: int) -> int:
+        """Return how many uploads a round has at most, where so many clients work at a time."""
+        return busy if self.enough is None else self.enough
+
+
+@dataclass(frozen=True)
+class FirstK(Closing):
+    """The first `k` uploads close a round; those who brought them are sent the new model, the others go on."""
+
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        whole("k", self.k, 1)
+
+    @property
+    def enough(self) -> int:  # type: ignore[override]
+        """K."""
+        return self.k
+
+
+@dataclass(frozen=True)
+class Arrival(FirstK):
+    """Every upload closes a round: fully asynchronous, K = 1."""
+
+    k: int = field(default=1, init=False)
+
+
+@dataclass(frozen=True)
+class Synchronous(Closing):
+    """Clients are sampled, and the server waits for them; nobody else is at work.
+
+    Parameters
+    ----------
+    k
+        Uploads that a round waits for.
+    over_select
+        How many times as many are sampled. The others are told to stop when the round closes, and their work is lost.
+    deadline
+        Seconds after which a round closes with the uploads there are, at least one.
+
+    A round also closes when nobody of the sample is at work any more.
+    """
+
+    k: int = 10
+    over_select: float = 1.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        whole("k", self.k, 1)
+        number("over_select", self.over_select, 1)
+        if self.deadline is not None:
+            positive("deadline", self.deadline)
+
+    @property
+    def enough(self) -> int:  # type: ignore[override]
+        """K."""
+        return self.k
+
+    @property
+    def sample(self) -> int:  # type: ignore[override]
+        """How many are sampled: 13 for k = 10 and over_select = 1.3, whatever the rounding of that product."""
+        return math.ceil(self.k * self.over_select - 1e-9)
+
+    @property
+    def seconds(self) -> float | None:  # type: ignore[override]
+        """The deadline."""
+        return self.deadline
+
+
+@dataclass(frozen=True)
+class Deadline(Closing):
+    """A round closes `seconds` after it opened with all that has arrived, or later, once there are `at_least` so many.
+
+    Those who are in it are sent the new model, the others go on.
+    """
+
+    seconds: float = 1.0  # type: ignore[misc]
+    at_least: int = 1  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        positive("seconds", self.seconds)
+        whole("at_least", self.at_least, 1)
+
+
+CLOSINGS: Mapping[str, Callable[..., Closing]] = {
+    "first": FirstK,
+    "arrival": Arrival,
+    "synchronous": Synchronous,
+    "deadline": Deadline,
+}
+"""Ways to close a round that a command line or a configuration file can name."""
+
+
+def as_closing(given: object, k: int | None) -> Closing:
+    """Return the closing that a text such as ``synchronous:k=10,over_select=1.3`` means; None is the first `k`."""
+    if given is None:
+        return FirstK(10 if k is None else k)
+    closing = named("closing", given, CLOSINGS) if isinstance(given, str) else given
+    fits = isinstance(closing, Closing)
+    require(fits, f"closing must be a name or an object such as fedhist.Synchronous(10), got {given!r}.")
+    return cast(Closing, closing)
