@@ -243,7 +243,9 @@ def test_refuses_recorded_arrivals_that_do_not_fit(make_task: Callable[..., fh.T
     history = fh.simulate("fedavg", task, k=3, rounds=10)
     cases = [
         ({"k": 3, "rounds": 11}, "has 10 rounds, rounds=11"),
-        ({"k": 2, "rounds": 10}, "has 3 uploads a round, k=2"),
+        ({"k": 2, "rounds": 16}, "has 15 rounds, rounds=16"),
+        ({"k": 3, "rounds": 10, "closing": "synchronous:k=3"}, "only the first k uploads can close a round"),
+        ({"k": 3, "rounds": 10, "until": 2.0}, "give rounds with a recorded schedule"),
         ({"k": 3, "rounds": 10, "concurrency": 4}, "concurrency cannot be chosen"),
     ]
     for settings, told in cases:
@@ -255,7 +257,7 @@ def test_refuses_recorded_arrivals_that_do_not_fit(make_task: Callable[..., fh.T
         fh.Trial("fedavg", task, k=3, rounds=10, schedule=[])  # type: ignore[arg-type]
     history.clients = history.clients.copy()
     history.clients[3, 2] = -1
-    with pytest.raises(fh.InvalidInput, match="fewer than k uploads"):
+    with pytest.raises(fh.InvalidInput, match="or uploads of nobody"):
         fh.Trial("fedavg", task, k=3, rounds=10, schedule=history)
 
 

@@ -13,6 +13,7 @@ import torch
 
 import fedhist as fh
 from fedhist.store.arrays import read_arrays, write_arrays
+from fedhist.store.tables import ARRIVALS, COSTS
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_arrivals_must_agree(history: fh.History, tmp_path: Path) -> None:
     with pytest.raises(fh.FedHistError, match="'weights' in the arrivals must be float32, not float64"):
         fh.History.load(tmp_path)
     history.save(tmp_path)
-    shorter = {each: getattr(history, each)[:-1] for each in ("clients", "staleness", "arrived", "weights")}
+    shorter = {each: getattr(history, each)[:-1] for each in (*ARRIVALS, *COSTS)}
     rewritten(tmp_path, **shorter)
     with pytest.raises(fh.FedHistError, match="its summary is not of 11 rounds of 3 uploads"):
         fh.History.load(tmp_path)

@@ -174,7 +174,11 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
         terminal = Terminal(
-            settings["rounds"], methods * settings["seeds"], stderr, quiet=quiet, at_once=settings["engine"] == "ray"
+            settings["rounds"] or 300,
+            methods * settings["seeds"],
+            stderr,
+            quiet=quiet,
+            at_once=settings["engine"] == "ray",
         )
         hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
         if tensorboard or folder.tensorboard.is_dir():

@@ -6,9 +6,10 @@ Imports nothing heavy, since ``fedhist run --help`` is built from it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedhist.clients.local import Local, as_local
 from fedhist.errors import InvalidInput, as_path, decay, number, positive, rate, require, whole
@@ -221,7 +222,7 @@ class Trial(ServerOptions):
     @classmethod
     def of(cls, strategy: Strategy | str | Method, task: Task, **options: Any) -> Self:
         """Return a trial whose local work may also be given one by one, as commands and files do: ``lr=0.1``."""
-        known = options_of(Trial)
+        known = options_of(cast(Hashable, cls))
         own = {name: value for name, value in options.items() if name not in known or known[name].part is None}
         given = {known[name].field: value for name, value in options.items() if name not in own}
         if given:

@@ -22,9 +22,7 @@ def busy_clients(num_clients: int, closing: Closing, concurrency: int | None) ->
     require(least <= num_clients, f"k={least} is more than the {num_clients} clients there are.")
     if closing.sample is not None:
         require(concurrency is None, f"concurrency is what {closing} says; leave it out.")
-        fits = closing.sample <= num_clients
-        require(fits, f"{closing} samples {closing.sample} clients, and there are {num_clients}.")
-        return closing.sample
+        return min(closing.sample, num_clients)
     busy = num_clients if concurrency is None else whole("concurrency", concurrency)
     fits = least <= busy <= num_clients
     require(fits, f"concurrency must lie between k={least} and the number of clients {num_clients}, got {busy}.")

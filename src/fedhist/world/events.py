@@ -16,16 +16,20 @@ from fedhist.world.fleet import Fleet
 from fedhist.world.schedule import NOBODY, Floats, Ints, Ledger, Schedule, Start
 
 
+CLOSE, BETWEEN = 2, 6
+"""When clients are chosen, as part of the key of the random numbers that choose them."""
+
+
 class _Training(NamedTuple):
-    """One training under way, in order of its end; of equal ends, the one that began first."""
+    """One training under way, in order of its end; of equal ends uploads first, then in order of the starts."""
 
     end: float
+    lost: bool
+    """Whether it ends without an upload."""
     number: int
     client: int
     version: int
     begun: float
-    lost: bool
-    """Whether it ends without an upload."""
 
 
 class EventClock:
@@ -50,7 +54,7 @@ class EventClock:
         self._last_use: dict[int, int] = {}
         for client in range(len(fleet)):
             self._free(client)
-        self._fill((0, 2))
+        self._fill((0, CLOSE))
 
     @property
     def _synchronous(self) -> bool:
@@ -66,7 +70,10 @@ class EventClock:
 
     def _fill(self, key: tuple[int, int]) -> None:
         """Send the current version to clients that are here, as many as may work; if there are more, some at random."""
-        while self._away and self._away[0][0] <= self._now:
+        round_, purpose = key
+        # Who is back at the very moment of a close comes after the uploads of that moment.
+        later = purpose == CLOSE and not self._synchronous
+        while self._away and (self._away[0][0] < self._now or (self._away[0][0] == self._now and not later)):
             self._free(heapq.heappop(self._away)[1])
         if self.fleet.stretches is not None:  # some may have gone since
             waiting, self._idle = self._idle, []
@@ -78,8 +85,7 @@ class EventClock:
             self._shuffle(count, key)
         clients = self._idle[len(self._idle) - count :]
         del self._idle[len(self._idle) - count :]
-        round_, purpose = key
-        drawn = self._stream.at(round_, 1) if purpose == 2 else self._stream.at(self._count, 4)
+        drawn = self._stream.at(round_, 1) if purpose == CLOSE else self._stream.at(self._count, 4)
         self._send(clients, self.fleet.gammas(count, drawn))
         self._slots -= count
 
@@ -98,7 +104,7 @@ class EventClock:
             if (given_up := self._given_up(duration)) is not None:
                 sooner, _ = self.fleet.end(client, self._now, given_up)
                 end, lost = min(end, sooner), True
-            training = _Training(end, self._count, client, self.round + 1, self._now, lost)
+            training = _Training(end, lost, self._count, client, self.round + 1, self._now)
             heapq.heappush(self._working, training)
             self._count += 1
         self._ledger.start(len(clients), self._now)
@@ -129,12 +135,11 @@ class EventClock:
                 return None
             limit = math.inf
             if rule.seconds is not None and accepted >= rule.at_least:
-                limit = max(self._opened + rule.seconds, self._now)
+                limit = self._opened + rule.seconds
             upload = self._working[0].end if self._working else math.inf
-            may_fill = self._slots > 0 and not (self._synchronous and self._working)
-            back = self._now if may_fill and self._idle else self._away[0][0] if may_fill and self._away else math.inf
-            if upload > limit <= back:
-                self._closes = limit
+            back = self._back() if self._slots > 0 and not (self._synchronous and self._working) else math.inf
+            if self._now > limit or upload > limit <= back:
+                self._closes = max(limit, self._now)
                 return None
             if upload == back == math.inf:
                 raise InvalidInput(
@@ -145,7 +150,7 @@ class EventClock:
                 self._now = back
                 if self._synchronous:
                     self._opened, self._slots = back, self.busy
-                self._fill((self._count, 6))
+                self._fill((self._count, BETWEEN))
                 continue
             training = heapq.heappop(self._working)
             self._now = training.end
@@ -157,7 +162,13 @@ class EventClock:
             self._slots += 1
             self._free(training.client)
             if not self._synchronous:
-                self._fill((self._count, 6))
+                self._fill((self._count, BETWEEN))
+
+    def _back(self) -> float:
+        """Return when somebody is here to be sent a model."""
+        if self._idle:
+            return self._now
+        return max(self._now, self._away[0][0]) if self._away else math.inf
 
     def again(self, start: Start) -> None:
         """Send the current version to a client whose upload was rejected."""
@@ -181,7 +192,7 @@ class EventClock:
             self._free(client)
         self._slots = self.busy if self._synchronous else self._slots + len(arrived)
         self._opened = self._now
-        self._fill((self.round, 2))
+        self._fill((self.round, CLOSE))
         return costs
 
     def _pausing(self) -> float:
@@ -201,7 +212,7 @@ class EventClock:
     def upcoming(self, count: int) -> list[Start]:
         """Return the next arrivals, as far as they are known now."""
         known = (each for each in self._working if not each.lost)
-        return [Start(each.end, *each[1:4]) for each in heapq.nsmallest(count, known)]
+        return [Start(each.end, *each[2:5]) for each in heapq.nsmallest(count, known)]
 
     def _fork(self) -> Self:
         """Return a clock that goes on by itself."""
@@ -246,7 +257,7 @@ class EventClock:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all that the clock knows between two rounds."""
-        kinds: tuple[Any, ...] = (np.float64, np.int64, np.int64, np.int64, np.float64, np.bool_)
+        kinds: tuple[Any, ...] = (np.float64, np.bool_, np.int64, np.int64, np.int64, np.float64)
         columns = {
             name: np.array([each[place] for each in self._working], kind)
             for place, (name, kind) in enumerate(zip(_Training._fields, kinds, strict=True))

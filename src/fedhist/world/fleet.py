@@ -59,7 +59,9 @@ class Fleet:
             times = times * np.asarray(examples)
         fits = bool(np.isfinite(times).all() and (times > 0).all())
         require(fits, f"{drawn!r} gives times that are not positive numbers; use milder parameters.")
-        on_the_way = np.broadcast_to(0.0, num_clients) if network is None else network.times(num_clients, seed, *traffic)
+        on_the_way = (
+            np.broadcast_to(0.0, num_clients) if network is None else network.times(num_clients, seed, *traffic)
+        )
         return cls(times, on_the_way, drawn.jitter, seed, availability)
 
     def __len__(self) -> int:
