@@ -15,6 +15,7 @@ from torch import Tensor
 from fedhist.data.layout import Layout
 from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
+from fedhist.simulation.rows import Rows
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.history import (
     ACCOUNT,
@@ -27,7 +28,7 @@ from fedhist.store.history import (
 )
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
-from fedhist.store.tables import ARRIVALS, COSTS, check_per_client, check_traces, checked_arrivals
+from fedhist.store.tables import check_per_client, check_traces, checked_arrivals
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
@@ -117,12 +118,11 @@ class Server:
         self._name, self._hint, self._num_clients = name or options.method.name, hint, num_clients
         rule = getattr(options, "rule", None)
         width = options.k if rule is None or rule.enough is not None else 1  # it grows as needed
-        self._rows = {each: np.zeros((rounds, width), column.dtype) for each, column in ARRIVALS.items()}
-        self._rows |= {each: np.full(rounds, np.nan) for each in COSTS}
+        self._rows = Rows(rounds, width)
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
         self._outside = outside_buffers(self.strategy)
-        self._show_rows()
+        self._rows.show(history, 0)
         warn_if_weights_vanish(options.method, options.k)
 
     def place(self, version: Tensor) -> None:
@@ -207,33 +207,9 @@ class Server:
 
         A round with fewer than K uploads is filled up with client -1.
         """
-        given = {"clients": clients, "staleness": staleness, "arrived": arrived}
-        rows = {name: np.atleast_2d(np.asarray(values)) for name, values in given.items()}
-        count, k = rows["clients"].shape
-        rows["weights"] = np.full((count, k), np.nan) if weights is None else np.atleast_2d(np.asarray(weights))
-        since = slice(self.round, self.round + count)
-        for name, values in ({"closed": rows["arrived"][:, -1]} | dict(costs or {})).items():
-            self._rows[name][since] = values
-        k = int(np.count_nonzero(rows["clients"] >= 0, axis=1).max(initial=0))
-        self._widen(k)
-        for name in ARRIVALS:
-            self._rows[name][since, :k] = rows[name][:, :k]
-            self._rows[name][since, k:] = self._nobody[name][since] if name == "arrived" else self._nobody[name]
-        self.round += count
-        self._show_rows()
-
-    @property
-    def _nobody(self) -> dict[str, Any]:
-        """What stands in tables of uploads where a round has fewer than others."""
-        return {"clients": -1, "staleness": 0, "arrived": self._rows["closed"][:, None], "weights": 0}
-
-    def _widen(self, k: int) -> None:
-        """Make room for rounds of so many uploads."""
-        width = self._rows["clients"].shape[1]
-        for name, column in ARRIVALS.items() if k > width else ():
-            table = np.zeros((self._rounds, k), column.dtype)
-            table[:, width:], table[:, :width] = self._nobody[name], self._rows[name]
-            self._rows[name] = table
+        uploads = {"clients": clients, "staleness": staleness, "arrived": arrived, "weights": weights}
+        self.round += self._rows.add(self.round, uploads, costs)
+        self._rows.show(self.history, self.round)
 
     def keep_round(
         self,
@@ -247,18 +223,10 @@ class Server:
         self.keep(clients, staleness, arrived, None if weights is None else weights.detach().cpu().numpy(), costs)
         self.check_model()
 
-    def _show_rows(self) -> None:
-        for name, table in self._rows.items():
-            setattr(self.history, name, table[: self.round])
-
     @property
     def time(self) -> float:
         """When the last round was closed."""
-        return self._closed(self.round)
-
-    def _closed(self, round_: int) -> float:
-        """Return when a round was closed."""
-        return float(self._rows["closed"][round_ - 1]) if round_ else 0.0
+        return self._rows.closed(self.round)
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
         """Keep an event for the history."""
@@ -274,7 +242,7 @@ class Server:
         """End this run; those beside it continue."""
         if self.diverged is None:
             self.diverged = DivergedError(f"{self._name}: {what}; {hint or self._hint}.")
-            self.note(round_, self._closed(min(round_, self.round)), DIVERGED, reason=what)
+            self.note(round_, self._rows.closed(min(round_, self.round)), DIVERGED, reason=what)
 
     def evaluated(
         self,
@@ -294,7 +262,7 @@ class Server:
             )
         before = self.history.evaluations[-1].round if self.history.evaluations else 0
         mean_staleness, max_staleness = self.history.staleness_between(before, round_)
-        time = self._closed(round_)
+        time = self._rows.closed(round_)
         known = {name: value if abs(value) <= LARGEST_METRIC else None for name, value in values.items()}
         accuracy = known.pop(ACCURACY, None)
         staleness = mean_staleness, max_staleness
@@ -334,7 +302,7 @@ class Server:
         if self.averaged is not None:
             tensors |= {"averaged": self.averaged.mean, "averaged.rounds": self.averaged.rounds}
         tensors |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
-        tensors |= {f"rows.{name}": torch.from_numpy(table[: self.round]) for name, table in self._rows.items()}
+        tensors |= {f"rows.{name}": torch.from_numpy(table) for name, table in self._rows.first(self.round).items()}
         tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
         tensors |= {f"per_client.{name}": torch.from_numpy(values) for name, values in history.per_client.items()}
         return tensors, {
@@ -375,10 +343,8 @@ class Server:
             self.averaged.rounds.copy_(tensors["averaged.rounds"])
         self.strategy.load_state_dict(_below("strategy", tensors))
         self.round = done
-        self._widen(width)
-        for name, table in self._rows.items():
-            table[:done] = rows[name]
-        self._show_rows()
+        self._rows.restore(rows)
+        self._rows.show(history, done)
         history.per_client = per_client
         history.traces, history.evaluations[:], history.events[:] = traces, evaluations, facts["events"]
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])

@@ -322,6 +322,9 @@ class Trial(ServerOptions):
 
         fits = self.local.loop is None or type(self.method.objective) is TaskLoss
         require(fits, f"a training loop of its own leaves out what clients of {self.method.name} do; write it into it.")
+        rule = self.rule
+        full = rule.enough is not None and rule.seconds is None and (rule.sample is None or self.availability is None)
+        require(self.record is None or full, f"record needs K uploads in every round, which {rule} does not promise.")
         kept = self.record is None or not mail
         require(kept, f"record does not keep what clients of {self.method.name} send along.")
 

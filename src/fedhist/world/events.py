@@ -15,7 +15,6 @@ from fedhist.world.closing import Closing
 from fedhist.world.fleet import Fleet
 from fedhist.world.schedule import NOBODY, Floats, Ints, Ledger, Schedule, Start
 
-
 CLOSE, BETWEEN = 2, 6
 """When clients are chosen, as part of the key of the random numbers that choose them."""
 
