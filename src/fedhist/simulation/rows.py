@@ -38,7 +38,7 @@ class Rows:
         return len(rows["clients"])
 
     def _nobody(self, rows: slice) -> dict[str, Any]:
-        """What stands where a round has fewer uploads than others."""
+        """Return what stands where a round has fewer uploads than others."""
         return {"clients": -1, "staleness": 0, "arrived": self.tables["closed"][rows, None], "weights": 0}
 
     def widen(self, k: int) -> None:
