@@ -68,6 +68,7 @@ from fedhist.world.attacks import (
     ScaledNoise as ScaledNoise,
     SignFlip as SignFlip,
 )
+from fedhist.world.availability import Always as Always, AvailabilityTrace as AvailabilityTrace, DayNight as DayNight
 from fedhist.world.clocks import make_schedule as make_schedule
 from fedhist.world.closing import (
     Arrival as Arrival,
@@ -76,15 +77,21 @@ from fedhist.world.closing import (
     FirstK as FirstK,
     Synchronous as Synchronous,
 )
+from fedhist.world.coupling import Coupling as Coupling
+from fedhist.world.devices import DeviceTable as DeviceTable
 from fedhist.world.faults import Faults as Faults
+from fedhist.world.network import Network as Network
 from fedhist.world.schedule import Schedule as Schedule
 from fedhist.world.speeds import (
     Constant as Constant,
     Explicit as Explicit,
     Exponential as Exponential,
+    HalfNormal as HalfNormal,
     LogNormal as LogNormal,
+    Mixture as Mixture,
     Pareto as Pareto,
     SlowGroup as SlowGroup,
+    Tiers as Tiers,
     Uniform as Uniform,
     random_arrivals as random_arrivals,
 )

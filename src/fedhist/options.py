@@ -30,6 +30,8 @@ RENAMED = {
     "lost": "dropped",
 }
 """Names of 0.1.0's development and what they are called now."""
+NAMELESS = {"faults": "nan=0.01,dropped=0.1", "network": "up=5e6,down=20e6,latency=0.05"}
+"""How to write what is there only once, and therefore has options but no name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +150,15 @@ def parse_spec(kind: str, spec: str, known: Mapping[str, Any]) -> tuple[str, dic
 def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
     """Return the options in ``key=value,key=value``.
 
-    Values are as in TOML, and words need no quotes: ``none`` is None, ``true`` and ``false`` in any case.
+    Values are as in TOML, and words and names of files need no quotes: ``none`` is None, ``true`` and ``false`` in any
+    case.
     """
     words = {"true": True, "false": False, "none": None, "null": None}
-    quoted = re.sub(r"=\s*([A-Za-z_]\w*)", r'="\1"', text)
+    quoted = re.sub(r"""=\s*([A-Za-z_~./][^,=\[\]{}"']*?)\s*(?=[,}\]]|$)""", r"='\1'", text)
     try:
         options = tomllib.loads(f"options = {{{quoted}}}")["options"]
     except (ValueError, RecursionError):
-        form = "nan=0.01,dropped=0.1" if kind == "faults" else "name:key=value,key=value, such as fedhist:ina=false"
+        form = NAMELESS.get(kind, "name:key=value,key=value, such as fedhist:ina=false")
         raise InvalidInput(f"{kind} {brief(spec)} cannot be read; write {form}.") from None
     return {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import pickle
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ from fedhist.store import snapshot
 from fedhist.store.files import read_bytes
 from tests.data.batches import idx, python2
 from tests.fuzz.mutations import inside_gzip, inside_zip
+from tests.world.fedscale import CPH1801, capacities
 
 Files = Mapping[str, bytes]
 
@@ -335,6 +337,34 @@ def use_server(found: tuple[dict[str, torch.Tensor], dict[str, Any]], _: Path) -
     assert tensors["model"].tolist() == list(range(12))
 
 
+def device_files(_: Path) -> Files:
+    rows = [f"{i},{0.01 + i / 100},{1e6 + i},2e7,0.05" for i in range(9)]
+    return {
+        "devices.csv": "\n".join(["client,compute,up,down,latency", *rows]).encode(),
+        "client_device_capacity": capacities({i: (20.0 + i, 5000.0 + i) for i in range(1, 9)}),
+        "windows.csv": "\n".join(["client,begin,end", *(f"{i % 4},{i}.5,{i + 1}" for i in range(9))]).encode(),
+        "client_behave_trace": pickle.dumps(dict.fromkeys(range(9), CPH1801), protocol=3),
+    }
+
+
+def read_device_files(folder: Path) -> tuple[list[fh.DeviceTable], list[fh.AvailabilityTrace]]:
+    tables = [fh.DeviceTable(str(folder / name)) for name in ("devices.csv", "client_device_capacity")]
+    traces = [fh.AvailabilityTrace(str(folder / name)) for name in ("windows.csv", "client_behave_trace")]
+    return tables, traces
+
+
+def use_devices(found: tuple[list[fh.DeviceTable], list[fh.AvailabilityTrace]], _: Path) -> None:
+    for table in found[0]:
+        assert (table.mean_times(20, seed=0) > 0).all()
+        assert np.isfinite(table.times(20, 0, 1e6, 1e6)).all()
+    for trace in found[1]:
+        stretches = trace.stretches(20, seed=0)
+        for client in range(20):
+            for time in (0.0, 1e3, 1e9):
+                stretch = stretches.next(client, time)
+                assert stretch is None or stretch[0] < stretch[1] > time
+
+
 READERS = {
     "settings": Reader(settings_files, lambda folder: Settings.read(folder / "config.toml"), use_settings),
     "history": Reader(lambda tmp: contents(history().save(tmp)), fh.History.load, use_history, inside_zip),
@@ -355,5 +385,6 @@ READERS = {
     "checkpoint": Reader(
         checkpoint_files, lambda folder: fh.simulate_many([trial()], checkpoint=folder), use_checkpoint
     ),
+    "devices": Reader(device_files, read_device_files, use_devices),
     "server": Reader(server_files, lambda folder: snapshot.read(folder / "server.safetensors", SERVER), use_server),
 }
