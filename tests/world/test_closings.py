@@ -163,6 +163,16 @@ def test_some_trainings_are_given_up_half_way() -> None:
     assert costs["work"][-1] / ended == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
 
 
+def test_where_nothing_is_ever_finished_it_says_so() -> None:
+    for availability in ("day-night:period=10,on=0.5,spread=3", "always:gives_up=1"):
+        with pytest.raises(fh.InvalidInput, match="after round 0 no training is finished any more"):
+            fh.make_schedule(4, 2, 3, fh.Constant(), availability=availability)
+    paused = fh.make_schedule(
+        4, 2, 3, fh.Constant(), availability="day-night:period=10,on=0.5,spread=3,interrupted=pause"
+    )
+    assert paused.time[-1] > 10
+
+
 def test_when_all_have_left_it_says_so() -> None:
     fleet = Fleet.of(3, fh.Constant(), availability=Planned({n: [(0.0, 2.5)] for n in range(3)}))  # type: ignore[arg-type]
     with pytest.raises(fh.InvalidInput, match=r"after round 2, at time 2.5, no client is at work or comes back"):

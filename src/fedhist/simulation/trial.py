@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedhist.world.coupling import Coupling
     from fedhist.world.faults import Faults
     from fedhist.world.fleet import Fleet
-    from fedhist.world.network import Network
+    from fedhist.world.network import Transfers
     from fedhist.world.schedule import Schedule
     from fedhist.world.speeds import Speeds
 
@@ -132,7 +132,7 @@ class Trial(ServerOptions):
         "or a profile (see `fedhist world --help`), with options as in lognormal:sigma=1.",
         "World",
     )
-    network: Network | None = option(
+    network: Transfers | None = option(
         None, "Bits a second and seconds of delay between clients and server: up=5e6,down=20e6,latency=0.05.", "World"
     )
     availability: Availability | None = option(

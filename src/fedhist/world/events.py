@@ -15,6 +15,8 @@ from fedhist.world.closing import Closing
 from fedhist.world.fleet import Fleet
 from fedhist.world.schedule import NOBODY, Floats, Ints, Ledger, Schedule, Start
 
+MOST_LOST = 1000
+"""Trainings for each client that are lost in a row before a world counts as one in which nothing is finished."""
 CLOSE, BETWEEN = 2, 6
 """When clients are chosen, as part of the key of the random numbers that choose them."""
 
@@ -50,6 +52,7 @@ class EventClock:
         """When clients are back, and who; those who left for good are nowhere."""
         self._ended: list[float] = []  # uploads of the round under way
         self._paused = 0.0
+        self._lost = 0  # in a row
         self._last_use: dict[int, int] = {}
         for client in range(len(fleet)):
             self._free(client)
@@ -154,6 +157,12 @@ class EventClock:
             training = heapq.heappop(self._working)
             self._now = training.end
             self._end(training)
+            self._lost = self._lost + 1 if training.lost else 0
+            require(
+                self._lost <= MOST_LOST * len(self.fleet),
+                f"after round {self.round} no training is finished any more: clients go, or give up, before they are "
+                "done; let them stay longer, or use interrupted=pause.",
+            )
             if not training.lost:
                 self._ended.append(training.end)
                 return Start(training.end, training.number, training.client, training.version)

@@ -1,18 +1,18 @@
 """The clients of one run: how long each takes for a training, and when it is there."""
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import require, whole
+from fedhist.world.availability import Always, Availability
 from fedhist.world.speeds import Speeds, as_speeds, work_gammas, work_times
 
 if TYPE_CHECKING:
     from fedhist.data.task import Task
-    from fedhist.world.availability import Availability
     from fedhist.world.coupling import Coupling
-    from fedhist.world.network import Network
+    from fedhist.world.network import Transfers
 
 Floats = NDArray[np.float64]
 
@@ -29,11 +29,11 @@ class Fleet:
     """
 
     def __init__(
-        self, compute: Floats, network: Floats, jitter: float, seed: int, availability: "Availability | None" = None
+        self, compute: Floats, network: Floats, jitter: float, seed: int, availability: Availability | None = None
     ) -> None:
         self.compute, self.network, self.jitter, self.seed = compute, network, jitter, seed
-        self.availability = availability
-        self.stretches: Any = None if availability is None else availability.stretches(len(compute), seed)
+        self.availability = None if availability == Always() else availability
+        self.stretches = None if self.availability is None else self.availability.stretches(len(compute), seed)
 
     @classmethod
     def of(
@@ -43,9 +43,9 @@ class Fleet:
         seed: int = 0,
         *,
         examples: NDArray[np.int64] | None = None,
-        network: "Network | None" = None,
+        network: "Transfers | None" = None,
         traffic: tuple[int, int] = (0, 0),
-        availability: "Availability | None" = None,
+        availability: Availability | None = None,
         coupling: "Coupling | None" = None,
         task: "Task | None" = None,
     ) -> Self:
