@@ -17,7 +17,7 @@ from fedhist.clients.local import LocalSGD
 from fedhist.command import cli, settings
 from fedhist.command.settings import Experiment, Settings, all_options
 from fedhist.options import option, options_of, part
-from fedhist.simulation import checkpoint, engine
+from fedhist.simulation import arms, checkpoint, engine
 from fedhist.simulation.trial import Trial
 from tests.command.calls import fails, fedhist, in_process, succeeds
 
@@ -49,7 +49,7 @@ class NamedExperiment(Experiment):
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The command line with the new options, as if they had been added where options are declared."""
-    for module in (settings, engine):
+    for module in (settings, engine, arms):
         monkeypatch.setattr(module, "Trial", PatientTrial)
     monkeypatch.setattr(settings, "Experiment", NamedExperiment)
     yield importlib.reload(cli)
