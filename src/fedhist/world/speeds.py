@@ -19,6 +19,8 @@ LATER = "median", "per"
 """Fields that a description leaves out at their defaults, so that it is that of runs from before they existed."""
 LEAST = 0.01
 """The shortest half-normal time, in units of its scale: a client that takes no time would be every upload."""
+FADAS_SHARES = 0.637, 0.284, 0.079
+"""How likely each component of a Dirichlet(3, 2, 1) vector is the largest."""
 
 
 class Speeds(Protocol):
@@ -227,9 +229,9 @@ class SlowGroup:
 class HalfNormal(_Drawn):
     """Mean times that are the absolute values of a normal distribution with standard deviation `scale`.
 
-    They are durations of FedBuff's authors (facebookresearch/FLSim, ``PerUserHalfNormalDurationDistribution``, standard
-    deviation 1 in their example). FLSim draws each training's time anew, here a client keeps its own: with few of many
-    clients at work at a time that is nearly the same.
+    So are the durations in FedBuff's authors' simulator (facebookresearch/FLSim, with standard deviation 1 in
+    ``examples/configs/sent140_fedbuff_config.json``). FLSim draws each training's time anew, here a client keeps its
+    own: with few of many clients at work at a time that is nearly the same.
     """
 
     scale: float = 1.0
@@ -328,8 +330,6 @@ def phones(jitter: float = 0.05, per: str = "training") -> Tiers:
     return Tiers(tuple(time / examples for time in (1.642, 0.588, 0.179)), (18820, 16428, 159), jitter, per)
 
 
-FADAS_SHARES = 0.637, 0.284, 0.079
-"""How likely each component of a Dirichlet (3, 2, 1) vector is the largest."""
 SPEEDS: Mapping[str, Callable[..., Speeds]] = {
     "constant": Constant,
     "uniform": Uniform,
