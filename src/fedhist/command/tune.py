@@ -29,6 +29,11 @@ NOT_SHARED = ("strategy", "arm", "seed", "seeds", "defence", "record", "record_d
 """Settings that the file for the test set has in the arms, has other values of, or leaves out."""
 
 
+Budget = Annotated[
+    float, typer.Option(help="Share of the client updates of the whole grid that may be used.", show_default="a third")
+]
+
+
 def _say(line: str, to: Console = console) -> None:
     to.print(line, highlight=False, soft_wrap=True)
 
@@ -41,8 +46,7 @@ def tune(
         typer.Option(help="Values of an option, as in lr=0.01,0.03,0.1. Repeat it; around the usual rates by default."),
     ] = None,
     search: Annotated[str, typer.Option(help="halving, grid (all candidates to the end) or optuna.")] = "halving",
-    budget: Annotated[float, typer.Option(help="Share of the client updates of the whole grid that may be used.")] = 1
-    / 3,
+    budget: Budget = 1 / 3,
     widen: Annotated[int, typer.Option(help="How many times grids may grow beyond their ends.")] = 4,
     config: Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")] = None,

@@ -16,7 +16,7 @@ def held_back(task: Task, share: float = 0.1) -> Task:
     """Return a task like this one that is tested on a share of its training examples, always the same.
 
     One that was loaded with ``validation=True`` is returned as it is. A client that would be left without examples
-    keeps its own; clients' own test data are left out.
+    keeps one; clients' own test data are left out.
     """
     require(0 < number("held_back", share) < 1, f"held_back must be a share between 0 and 1, got {share}.")
     if task.about.get("validation"):
@@ -25,10 +25,9 @@ def held_back(task: Task, share: float = 0.1) -> Task:
     held = np.zeros(task.num_examples, bool)
     held[Stream(0, "held back").at().permutation(ids)[: max(1, round(share * len(ids)))]] = True
     owner = np.repeat(np.arange(task.num_clients), task.sizes)
+    left = np.bincount(owner[~held[task.examples]], minlength=task.num_clients)
+    held[task.examples[task.offsets[:-1][left == 0]]] = False
     away = held[task.examples]
-    away &= np.bincount(owner[~away], minlength=task.num_clients)[owner] > 0
-    held[task.examples[~away]] = False  # an example may have two owners
-    away &= held[task.examples]
     require(bool(held.any()), f"held_back={share:g} leaves nothing to test on: each client has one example.")
     made = copy.copy(task)
     made.__dict__.pop("checksum", None)

@@ -11,11 +11,13 @@ from typing import Any
 from fedhist.errors import require
 from fedhist.simulation.arms import Arm
 from fedhist.simulation.methods import spelled_out
-from fedhist.simulation.search import Point
+from fedhist.simulation.search import Point, ends
 from fedhist.store.history import LOSS, History
 
 RECENT = 1 / 3
 """Share of a run's rounds, the last ones, whose evaluations make its score: single ones differ from round to round."""
+LEVEL = 0.01
+"""Share of the best score by which another may differ from it and be as good: noise is larger."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,22 @@ class Contest:
     def ranked(self) -> list[Point]:
         """Return the candidates that have come this far, the best first; of equal ones the first on the grid."""
         return sorted(self.alive, key=lambda point: self.tried[point].rank(self.higher))
+
+    def open_ends(self) -> dict[str, int]:
+        """Return the options of the best candidate at an end of their range that might be better beyond it.
+
+        Where one inside the range is as good, they would not: a longer step of the clients is often as good as one of
+        the server's, so that equal candidates reach from one corner of a grid to another.
+        """
+        best = self.ranked()[0]
+        top, found = self.tried[best].value, {}
+        for name, side in ends(self.axes, best).items():
+            place = list(self.axes).index(name)
+            inside = [point for point in self.alive if min(self.axes[name]) < point[place] < max(self.axes[name])]
+            values = [value for point in inside if (value := self.tried[point].value) is not None]
+            if top is None or all(abs(top - value) > LEVEL * abs(top) for value in values):
+                found[name] = side
+        return found
 
 
 def with_options(arm: Arm, options: Mapping[str, Any], name: str | None = None) -> Arm:

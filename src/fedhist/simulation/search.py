@@ -66,10 +66,9 @@ def _like(values: Sequence[Any], value: float, taken: Collection[Any]) -> Any:
     return made if made not in taken and math.isfinite(made) and (made > 0 or min(values) <= 0) else None
 
 
-def further(axes: Axes, best: Point, possible: Callable[[Point], bool]) -> list[Point]:
-    """Return the candidates beyond the ends of the grid that the best one lies at: one for each, and one for all."""
-    at_ends = ends(axes, best)
-    steps = {name: value for name, side in at_ends.items() if (value := beyond(axes[name], side)) is not None}
+def further(axes: Axes, best: Point, at: Mapping[str, int], possible: Callable[[Point], bool]) -> list[Point]:
+    """Return the candidates beyond some ends that the best one lies at: one for each of them, and one for all."""
+    steps = {name: value for name, side in at.items() if (value := beyond(axes[name], side)) is not None}
     made = [_with(axes, best, {name: value}) for name, value in steps.items()]
     if len(steps) > 1:
         made.append(_with(axes, best, steps))

@@ -20,7 +20,7 @@ from fedhist.simulation.candidates import Contest, Outcome, Tried, judged
 from fedhist.simulation.checkpoint import carry_over
 from fedhist.simulation.engine import simulate_many, stop_of
 from fedhist.simulation.sampling import BATCHES, Sampler
-from fedhist.simulation.search import Point, beyond, ends, further, nearer, points, survivors
+from fedhist.simulation.search import Point, beyond, further, nearer, points, survivors
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_text, whole_file
 
@@ -122,7 +122,8 @@ class Search:
         `reserve`, enough of the budget is left to take two candidates to that fraction.
         """
         bests = {each: each.ranked()[0] for each in going}
-        outside = {each: further(each.axes, best, self._possible(each)) for each, best in bests.items()}
+        opened = {each: each.open_ends() for each in going}
+        outside = {each: further(each.axes, bests[each], opened[each], self._possible(each)) for each in going}
         count = max(map(len, outside.values()))
         for contest in going:
             cost = stop_of(contest.rounds, fraction)
@@ -134,7 +135,7 @@ class Search:
         for contest, best in bests.items():
             inside = nearer(contest.axes, best, contest.tried, self._possible(contest))
             proposed[contest] = [*outside[contest], *inside][:count]
-            for name, side in ends(contest.axes, best).items():
+            for name, side in opened[contest].items():
                 value = beyond(contest.axes[name], side)
                 if any(contest.options(point)[name] == value for point in proposed[contest]):
                     contest.axes[name] = sorted([*contest.axes[name], value])
@@ -162,7 +163,7 @@ class Search:
         """Return the options of the best candidate that might be better beyond an end of what was tried."""
         best, possible = contest.ranked()[0], self._possible(contest)
         found = {}
-        for name, side in ends(contest.axes, best).items():
+        for name, side in contest.open_ends().items():
             value = beyond(contest.axes[name], side)
             if value is not None and possible(tuple({**contest.options(best), name: value}.values())):
                 found[name] = side
