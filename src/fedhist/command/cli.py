@@ -24,6 +24,7 @@ from rich.text import Text
 import fedhist
 from fedhist.command.flags import takes_settings
 from fedhist.command.folder import RunFolder, from_here
+from fedhist.command.plan import STRATEGY, carry_out_plan, plan
 from fedhist.command.settings import Settings
 from fedhist.command.tune import carry_out_search, tune
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
@@ -105,6 +106,7 @@ def compare(
 
 
 app.command()(takes_settings(several=True)(tune))
+app.command()(takes_settings(several=False, strategy=STRATEGY)(plan))
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -115,7 +117,7 @@ def record() -> None:
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison or search that was stopped.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison, search or sweep that was stopped.")],
     quiet: Quiet = False,
     tensorboard: Board = False,
     inexact: Annotated[
@@ -128,8 +130,8 @@ def resume(
         _say(f"{folder} is finished; there is nothing to resume.")
         return
     with contextlib.closing(unfinished):
-        if unfinished.command == "tune":
-            carry_out_search(unfinished, quiet, inexact)
+        if own := {"tune": carry_out_search, "plan": carry_out_plan}.get(unfinished.command):
+            own(unfinished, quiet, inexact)
         else:
             _carry_out(unfinished, quiet, tensorboard, inexact)
 

@@ -101,7 +101,8 @@ def goals_of(settings: Settings) -> dict[str, Goal]:
     for method in methods_of(settings):
         own = method.options if isinstance(method, Arm) else {}
         ends = {name: own[name] for name in shared if name in own} or shared
-        goals[method.name] = Goal(ends.get("rounds"), ends.get("until"))
+        rounds, until = ends.get("rounds"), ends.get("until")
+        goals[method.name] = Goal(300 if rounds is None and until is None else rounds, until)
     return goals
 
 

@@ -9,16 +9,19 @@ import typer
 from fedhist.command.settings import all_options
 from fedhist.options import RENAMED, Option, unknown_option
 
+Command = Callable[..., None]
 
-def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+def takes_settings(*, several: bool, strategy: str | None = None) -> Callable[[Command], Command]:
     """Give a command one option per setting, collected into its argument `flags`.
 
-    A command for several runs takes several strategies, arms and seeds.
+    A command for several runs takes several strategies, arms and seeds. `strategy` is the one it has by default, if
+    that is another than usual.
     """
     options = {name: each for name, each in all_options().items() if several or name not in ("arm", "seeds")}
     old_names = [name for name, new in RENAMED.items() if new in options]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         def run_command(**given: Any) -> None:
             for name in old_names:
                 if given.pop(name) is not None:
@@ -27,7 +30,7 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [parameter for parameter in own if parameter.name != "flags"]
-        parameters += [_parameter(each, several) for each in options.values()]
+        parameters += [_parameter(each, several, strategy) for each in options.values()]
         parameters += [_keyword(name, str, typer.Option(f"--{name}", hidden=True)) for name in old_names]
         run_command.__name__, run_command.__doc__ = command.__name__, command.__doc__
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -37,11 +40,12 @@ def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable
     return decorate
 
 
-def _parameter(each: Option, several: bool) -> inspect.Parameter:
+def _parameter(each: Option, several: bool, strategy: str | None) -> inspect.Parameter:
     """Return a setting as an argument of a command, None if it is not given."""
     kind, text, default = each.kind, each.help, each.default_text or each.default
     if each.name == "strategy":
         kind = list[str]  # for `fedhist run` too, which raises when it is given several
+        default = strategy or default
         if several:
             text, default = f"{text} Repeat it, or say all.", "fedavg fedhist"
     if each.name == "arm":

@@ -28,9 +28,16 @@ def look(place: int) -> tuple[str, str]:
 
 @contextmanager
 def drawing(
-    path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int, *, alike: bool = True
+    path: Path,
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    dpi: int,
+    *,
+    alike: bool = True,
+    same_heights: bool = True,
 ) -> Iterator[list[Any]]:
-    """Give axes in rows and columns that share their scales, or unless `alike` the vertical ones only.
+    """Give axes in rows and columns that share their scales, or unless `alike` the vertical ones only, if these.
 
     The picture is written at the end.
     """
@@ -39,7 +46,7 @@ def drawing(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    figure, grid = plt.subplots(rows, columns, sharex=alike, sharey=True, squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(rows, columns, sharex=alike, sharey=same_heights, squeeze=False, layout="constrained")
     figure.set_size_inches(*size)
     try:
         yield list(grid.flat)
