@@ -65,8 +65,7 @@ class Findings:
 
     def lines(self) -> tuple[list[str], list[list[str]]]:
         """Return the names of the columns and a line of texts for each arm; of those that were not run too."""
-        value = self.measure.column("at the end")
-        columns = ["arm", "K", "at work", "lr", f"time to {self.mark}", value, "client work", "MB"]
+        columns = ["arm", "K", "busy", "lr", f"time to {self.mark}", self.measure.column("end"), "work", "MB"]
         lines = []
         for regime in self.swept.sweep.regimes:
             own = next((each for each in self.outcomes if each.regime == regime), None)
@@ -93,8 +92,8 @@ class Findings:
         means = "geometric means over seeds, in brackets 95 % intervals; " if several else ""
         half = " ± half its interval" if several else ""
         return (
-            f"{means}client work and bytes are up to {self.mark}; at the end: mean over the last tenth of the "
-            f"time{half}; all on held-back data"
+            f"{means}busy: clients at work; end: mean over the last tenth of the time{half}; work: client work up to "
+            f"{self.mark}, as MB; all on held-back data"
         )
 
     # The recommendation
@@ -195,11 +194,13 @@ class Findings:
         text = f"{name}: K = {k} is the soonest"
         if len(alike) > 1:
             most = max(factor for other, factor in level.items() if other in alike)
-            text += f", and K {_range(alike, ks)} is about the same (up to {amount(most)} times as long; "
-            text += "the intervals contain 1)"
+            text += f", and {_range(alike, ks)} about the same (up to {amount(most)} times as long; the intervals "
+            text += "contain 1)"
         if unclear:
             most = max(level[other] for other in unclear)
-            text += f"; K {_range(unclear, ks)} takes up to {amount(most)} times as long, but the intervals contain 1"
+            text += (
+                f"; {_range(unclear, ks)} not clear (up to {amount(most)} times as long, yet the intervals contain 1)"
+            )
         return f"{text}." if level else f"{text} of all that were tried, beyond noise."
 
     def _notes(self) -> Iterator[str]:
@@ -279,8 +280,9 @@ def _text(mean: Ratio | None, scale: float = 1.0, *, interval: bool = False) -> 
     return f"{amount(centre)} [{amount(scale * mean.low, centre)}, {amount(scale * mean.high, centre)}]"
 
 
-def _range(alike: Sequence[int], ks: Sequence[int]) -> str:
-    """Return "from 5 to 20" for neighbours among all K, and "= 5 and 20" for others."""
-    between = [k for k in ks if alike[0] <= k <= alike[-1]]
-    neighbours = len(alike) > 1 and between == list(alike)
-    return f"from {alike[0]} to {alike[-1]}" if neighbours else f"= {listed(map(str, alike))}"
+def _range(some: Sequence[int], ks: Sequence[int]) -> str:
+    """Return "K from 5 to 20 is" for neighbours among all K, and "K = 5 and 20 are" for others."""
+    if len(some) == 1:
+        return f"K = {some[0]} is"
+    between = [k for k in ks if some[0] <= k <= some[-1]]
+    return f"K from {some[0]} to {some[-1]} is" if between == list(some) else f"K = {listed(map(str, some))} are"

@@ -33,7 +33,7 @@ USUAL_K = 10
 """The K that tasks' own rates are for."""
 MOST_ROUNDS = 100
 """Rounds that the slowest synchronous arm has, unless all runs together would then exceed the budget."""
-BUDGET = 500_000
+BUDGET = 400_000
 """Client updates of all runs together, rounds included, up to which a time is chosen."""
 ROUND_COST = 2
 """Client updates of a small model that take as long as closing a round."""
