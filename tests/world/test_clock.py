@@ -199,8 +199,7 @@ def slow_cut(schedule: fh.Schedule, k: int) -> list[list[tuple[int, int, float]]
     rows = zip(*(t.ravel().tolist() for t in (schedule.arrived, schedule.clients, schedule.versions)), strict=True)
     logged = sorted(((time, opened[version - 1], client) for time, client, version in rows), key=lambda row: row[:2])
     rounds: list[list[tuple[int, int, float]]] = [[]]
-    closed: list[float] = []
-    held: list[tuple[float, float, int]] = []
+    closed, held = list[float](), list[tuple[float, float, int]]()
     for upload in logged:
         held.append(upload)
         now = upload[0]
