@@ -25,6 +25,7 @@ from fedhist.command.experiment import completed, for_trials, methods_of, task_o
 from fedhist.command.settings import Settings, all_options
 from fedhist.options import RENAMED, options_of
 from fedhist.paper.cells import EXPERIMENTS, SCALES
+from fedhist.simulation.arms import as_arm
 from fedhist.simulation.methods import DEFENCES, METHODS, SHORT, as_method
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.speeds import SPEEDS
@@ -118,7 +119,7 @@ def make_sense(settings: Settings) -> list[fedhist.Trial]:
     others = {name: value for name, value in settings.given.items() if name != "model"}
     task = task_of(Settings(others | {"dataset": "digits"}), settings["seed"])
     options = {name: value for name, value in for_trials(settings).items() if name != "schedule"}
-    return [fedhist.Trial(method, task, **options) for method in methods_of(settings)]
+    return [as_arm(method).trial(task, **options) for method in methods_of(settings)]
 
 
 class Parsed(BaseException):
@@ -174,9 +175,10 @@ def test_configurations_are_read(place: str, text: str, tmp_path: Path) -> None:
     file.write_text(text, encoding="utf-8")
     trials, given = make_sense(Settings.read(file)), tomllib.loads(text)
     assert trials and given
+    shared = given.keys() - {name for arm in given.get("arm", []) for name in arm}
     for trial in trials:
         described = trial.described()
-        for name in given.keys() & options_of(fedhist.Trial).keys() - {"schedule", "schedule_clients"}:
+        for name in shared & options_of(fedhist.Trial).keys() - {"schedule", "schedule_clients"}:
             assert described[name] == given[name] or isinstance(given[name], str), name
 
 

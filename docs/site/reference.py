@@ -149,6 +149,7 @@ TITLES = {
     "strategies.robust": "Defences",
     "strategies": "Strategies",
     "simulation.methods": "Strategies",
+    "simulation.arms": "Run",
     "clients.objectives": "Objectives",
     "clients.local": "Run",
     "data": "Data",

@@ -20,9 +20,12 @@ LOCAL = {"k": 3, "rounds": 6, "eval_every": 2}
 
 
 def report_files(tmp: Path) -> Files:
-    """Return runs of every kind: compared, recorded, with faults, attacked, private and diverged."""
+    """Return runs of every kind: compared, arms, recorded, with faults, attacked, private and diverged."""
     for history in fh.compare(["fedhist", "fedavg", "refl"], task(8), seeds=2, **LOCAL):
         history.save(tmp / "runs" / history.name)
+    waits = fh.Arm("fedavg", concurrency=3, lr=0.1, rounds=4, name="waits")
+    for history in fh.compare([waits, fh.Arm("fedavg", name="does not")], task(8), seeds=2, **LOCAL):
+        history.save(tmp / "runs" / "arms" / history.name)
     fh.simulate("fedhist", task(), k=2, rounds=4, record=tmp / "runs" / "recorded")
     kinds: dict[str, dict[str, Any]] = {
         "faults": {"faults": fh.Faults(nan=0.2, dropped=0.2), "concurrency": 5},

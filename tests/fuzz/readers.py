@@ -30,6 +30,7 @@ from fedhist.paper import runner, tables
 from fedhist.paper.cells import Cell
 from fedhist.report.curves import draw_curves
 from fedhist.report.table import rows
+from fedhist.simulation.arms import as_arm
 from fedhist.store import snapshot
 from fedhist.store.files import read_bytes
 from tests.data.batches import idx, python2
@@ -93,6 +94,11 @@ def settings_files(_: Path) -> Files:
         "eval_every = 20",
         'device = "cpu"',
         "target = 0.5",
+        "[[arm]]",
+        'strategy = "refl + adam"',
+        'name = "another"',
+        "lr = 0.2",
+        "local_steps = 2",
     ]
     return {"config.toml": "\n".join(lines).encode()}
 
@@ -104,7 +110,7 @@ def use_settings(settings: Settings, folder: Path) -> None:
     options = settings.for_trial()
     options.pop("record", None)
     for method in methods_of(settings):
-        trial = fh.Trial(method, task(), **options)
+        trial = as_arm(method).trial(task(), **options)
         json.dumps(trial.described())
         trial.speeds.mean_times(10, trial.seed)
     datasets.data_folders(settings["data_dir"])

@@ -11,6 +11,7 @@ import numpy as np
 import fedhist as fh
 from fedhist.options import options_of
 from fedhist.store.history import DIVERGED, run_name, sample
+from fedhist.store.tables import ARRIVALS, COSTS
 
 CLASSES = 10
 
@@ -32,6 +33,7 @@ def fake_setting(seed: int, rounds: int, k: int, clients: int, **changed: Any) -
         "loss": "cross-entropy",
         "parameters": 1000,
         "bytes_per_upload": 4000,
+        "bytes_per_download": 4000,
         "data": f"split {seed}",
     }
     return {name: value for name, value in (setting | changed).items() if value is not None}
@@ -45,16 +47,18 @@ def fake_history(
     k: int = 5,
     clients: int = 40,
     lift: float = 0.0,
+    pace: float = 1.0,
     **changed: Any,
 ) -> fh.History:
     """Return a history with everything that a simulation keeps; `lift` is added to its accuracies.
 
-    What else is given is part of its setting.
+    A round takes a virtual time of `pace`, during which all clients, or as many as `concurrency`, work. What else is
+    given is part of its setting.
     """
     rng = np.random.default_rng(seed)
     times = np.sort(rng.lognormal(size=clients))
     who = np.stack([rng.permutation(clients)[:k] for _ in range(rounds)])
-    arrived = np.sort(rng.random((rounds, k)), axis=1) + np.arange(rounds)[:, None]
+    arrived = pace * (np.sort(rng.random((rounds, k)), axis=1) + np.arange(rounds)[:, None])
     staleness = np.minimum(
         1 + (rng.exponential(2.0, (rounds, k)) * times[who]).astype(int), np.arange(1, rounds + 1)[:, None]
     )
@@ -91,6 +95,10 @@ def fake_history(
             "labels": rng.multinomial(30, rng.dirichlet([0.3] * CLASSES, len(sample(clients)))).astype(np.int32),
             "time": times[sample(clients)],
         },
+        closed=arrived[:, -1],
+        work=arrived[:, -1] * changed.get("concurrency", clients),
+        sent=changed.get("concurrency", clients) + k * np.arange(1.0, rounds + 1),
+        received=k * np.arange(1.0, rounds + 1),
     )
     if method.startswith("FedHist"):
         drift = rng.normal(0.1, 0.3, clients)
@@ -102,7 +110,7 @@ def fake_history(
 
 def diverged(history: fh.History, round_: int) -> fh.History:
     """Return a run that ends with a round in which it diverged, as a simulation leaves it."""
-    for name in ("clients", "staleness", "arrived", "weights"):
+    for name in (*ARRIVALS, *COSTS):
         setattr(history, name, getattr(history, name)[:round_])
     history.evaluations = [each for each in history.evaluations if each.round <= round_]
     kept = int((history.traces["round"] <= round_).sum()) if history.traces else 0

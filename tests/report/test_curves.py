@@ -62,9 +62,9 @@ def test_rows_by_hand() -> None:
 
 def test_cells() -> None:
     assert table(RUNS) == [
-        ["method", "final", "best", "rounds to 50 %", "mean staleness"],
-        ["A", "50.0 ± 14.1", "55.0 ± 7.1", "2", "4.0"],
-        ["B", "30.0 ± 0.0", "40.0 ± 14.1", "2 (1 of 2 seeds)", "4.0"],
+        ["method", "final", "best", "rounds to 50 %", "time to 50 %", "mean staleness"],
+        ["A", "50.0 ± 14.1", "55.0 ± 7.1", "2", "1.50 [0.00, 7.85]", "4.0"],
+        ["B", "30.0 ± 0.0", "40.0 ± 14.1", "2 (1 of 2 seeds)", "1.00", "4.0"],
     ]
     assert table(fh.Comparison([history("A", 0, [0.25])]))[1] == ["A", "25.0", "25.0", "not reached", "4.0"]
 
@@ -82,7 +82,7 @@ def test_runs_that_diverged_are_counted_and_nothing_else() -> None:
     header, *lines = table(SOME_DIVERGED)
     assert header[-1] == "diverged" and [line[-1] for line in lines] == ["0 of 2", "1 of 3", "2 of 2"]
     assert [line[:-1] for line in lines[:2]] == table(RUNS)[1:]
-    assert lines[2][:-1] == ["C", "–", "–", "–", "–"]
+    assert lines[2][:-1] == ["C", "–", "–", "–", "–", "–"]
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:

@@ -47,17 +47,29 @@ def test_every_figure_has_data_and_words(section: Section) -> None:
 
 def test_accuracy_against_four_costs(section: Section) -> None:
     made = learning.curves(section)
-    assert made.switches == {"against": ["rounds", "time", "uploads", "bytes"]}
+    assert made.switches == {"against": ["rounds", "time", "work", "bytes"]}
     history = section.runs["FedHist"][0]
-    spent = learning.costs(history)
-    assert spent["uploads"].tolist() == [5.0 * r for r in history.round]
-    assert spent["bytes"].tolist() == [5.0 * r * 2 * 4000 for r in history.round]  # up and down
     lines = [i for i, trace in enumerate(made.data) if trace["kind"] == "curve"]
     mean = 100 * np.mean([h.accuracy for h in section.runs["FedHist"]], axis=0)
     assert made.data[lines[0]]["y"] == pytest.approx(mean, rel=1e-3)
-    assert made.views["2"]["data"][lines[0]]["x"] == spent["uploads"].tolist()
+    work = 40 * np.mean([h.time for h in section.runs["FedHist"]], axis=0)  # all 40 clients, all the time
+    assert made.views["2"]["data"][lines[0]]["x"] == pytest.approx(work, rel=1e-5)
+    sent = [(40 + 2 * 5 * r) * 4000 / 1e6 for r in history.round]  # a model for all, then K up and K down a round
+    assert made.views["3"]["data"][lines[0]]["x"] == pytest.approx(sent, rel=1e-5)
+    assert made.views["3"]["layout"]["xaxis"]["title"]["text"] == "sent, both ways (MB)"
     final = {m: 100 * np.mean([h.final_accuracy for h in section.runs[m]]) for m in ("FedHist", "FedAvg")}
     assert f"FedHist is at {final['FedHist']:.1f} % and FedAvg is at {final['FedAvg']:.1f} %" in made.summary
+
+
+def test_a_cost_that_is_not_known_cannot_be_chosen(tmp_path: Path) -> None:
+    known, unknown = fake_history("FedHist"), fake_history("FedAvg")
+    for history in (known, unknown):
+        history.received = np.full(60, np.nan)
+    unknown.work = np.full(60, np.nan)
+    made = learning.curves(section_of(tmp_path, known, unknown))
+    assert made.switches == {"against": ["rounds", "time", "work"]}
+    drawn, left_out = made.views["2"]["data"]
+    assert None not in drawn["x"] and {*left_out["x"]} == {None}
 
 
 def test_seeds_that_were_evaluated_in_different_rounds(tmp_path: Path) -> None:
@@ -138,6 +150,7 @@ def test_tiers_weigh_classes_by_what_clients_hold(tmp_path: Path) -> None:
 def deployment() -> fh.History:
     history = fake_history(rounds=20, k=4, clients=6)
     history.task, history.setting, history.about_clients, history.traces = "Flower, 6 clients", {}, {}, {}
+    history.work = np.full(20, np.nan)
     history.clients[3, 2:], history.staleness[3, 2:], history.weights[3, 2:] = -1, 0, 0
     history.evaluations = [fh.Evaluation(r.round, r.time, r.accuracy, None, [], 1.0, 2) for r in history.evaluations]
     return history
@@ -148,7 +161,7 @@ def test_a_deployment_has_what_it_can_have(tmp_path: Path) -> None:
     figures, reasons = drawn(section), not_drawn(section)
     assert {"curves", "staleness", "weights", "boosts", "timeline"} <= figures.keys()
     assert {"classes", "tiers", "lengths", "utility", "labels", "seeds"} <= reasons.keys()
-    assert figures["curves"].switches == {"against": ["rounds", "time", "uploads"]}
+    assert figures["curves"].switches == {"against": ["rounds", "time"]}
     assert all(text.endswith(".") for text in (*(each.summary for each in figures.values()), *reasons.values()))
 
 

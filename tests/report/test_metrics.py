@@ -144,7 +144,7 @@ def test_the_page_of_an_error(tmp_path: Path) -> None:
 def test_curves_of_every_metric(tmp_path: Path) -> None:
     runs = compared(tmp_path)
     made = learning.curves(section(tmp_path))
-    assert made.switches == {"against": ["rounds", "time", "uploads", "bytes"], "metric": ["rmse", "mae"]}
+    assert made.switches == {"against": ["rounds", "time", "work", "bytes"], "metric": ["rmse", "mae"]}
     assert [trace["kind"] for trace in made.data] == ["band", "curve"] * 2
     mean = np.mean([run["rmse"] for run in runs["FedHist"]], axis=0)
     assert made.data[1]["y"] == pytest.approx(mean, rel=1e-3)
@@ -181,7 +181,7 @@ def test_shares_stay_in_percent_and_have_a_target(tmp_path: Path) -> None:
     assert made.views["* 1"]["data"][1]["y"] == pytest.approx([y / 2 for y in made.data[1]["y"]], rel=1e-2)
     assert final_table(page_of(tmp_path))[0] == [
         "method", "seeds", "final (%)", "95 % interval", "best (%)", "final hard/accuracy (%)", "final hard/loss",
-        "rounds to 50 %", "mean staleness",
+        "rounds to 50 %", "time to 50 %", "mean staleness",
     ]  # fmt: skip
 
 

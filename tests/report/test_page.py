@@ -59,11 +59,12 @@ def test_the_final_table(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     cells = final_table(page)
     assert cells[0] == [
-        "method", "seeds", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "mean staleness",
-        "FedHist minus it", "p", "p, corrected", "p, Wilcoxon",
+        "method", "seeds", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "time to 40 %",
+        "mean staleness", "FedHist minus it", "p", "p, corrected", "p, Wilcoxon",
     ]  # fmt: skip
     assert [row[0] for row in cells[1:]] == ["FedHist", "FedAvg", "REFL"]
-    assert cells[1][7:] == ["–"] * 4 and cells[2][7].startswith("+10.0") and cells[2][10] == "0.031"
+    assert cells[1][8:] == ["–"] * 4 and cells[2][8].startswith("+10.0") and cells[2][11] == "0.031"
+    assert "In brackets: the 95 % interval" in without_scripts(page) and re.fullmatch(r"[\d.]+ \[.*\]", cells[1][6])
     assert re.findall(r'<tr class="best"><th scope="row">(.*?)</th>', page) == ["FedHist"]
 
 

@@ -41,6 +41,9 @@ app = typer.Typer(
 console = Console(markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
 
+SHORT_NAME = 20
+"""Characters of a method's name for which the other columns of a table make room."""
+
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
@@ -94,7 +97,7 @@ def compare(
 ) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
     settings = Settings.read(config, flags)
-    if "strategy" not in settings.given:
+    if "strategy" not in settings.given and not settings["arm"]:
         settings = settings.having(strategy=["fedavg", "fedhist"])
     with contextlib.closing(RunFolder.begin(out, "compare", "compare", settings)) as folder:
         _carry_out(folder, quiet, tensorboard)
@@ -153,10 +156,9 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool 
 
 def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool) -> Comparison:
     """Run the settings of a folder and show the progress."""
-    from fedhist.command.experiment import run_experiment  # noqa: PLC0415
+    from fedhist.command.experiment import goals_of, run_experiment, without_effect  # noqa: PLC0415
     from fedhist.report.live import TensorBoard  # noqa: PLC0415
     from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
-    from fedhist.simulation.methods import METHODS  # noqa: PLC0415
 
     settings, noted = folder.settings, set[str]()
 
@@ -165,21 +167,15 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool
             noted.add(str(message))
             _say(f"Note: {message}", stderr)
 
-    fedprox = any(name == "all" or "fedprox" in name.lower() for name in settings["strategy"])
-    if fedprox and settings["local_steps"] == 1 and settings["epochs"] is None:
+    if without_effect(settings):
         note("with one local step FedProx changes nothing; its pull is zero until the second.")
-    methods = sum(len(METHODS) if name == "all" else 1 for name in settings["strategy"])
+    goals = goals_of(settings)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
-        terminal = Terminal(
-            settings["rounds"] or 300,
-            methods * settings["seeds"],
-            stderr,
-            quiet=quiet,
-            at_once=settings["engine"] == "ray",
-        )
+        trials, at_once = len(goals) * settings["seeds"], settings["engine"] == "ray"
+        terminal = Terminal(goals, trials, stderr, quiet=quiet, at_once=at_once)
         hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
         if tensorboard or folder.tensorboard.is_dir():
             hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
@@ -206,9 +202,14 @@ def _write(runs: Comparison, folder: RunFolder) -> None:
 
 
 def _show(runs: Comparison, settings: Settings) -> None:
-    from fedhist.report.table import lines, title  # noqa: PLC0415
+    from fedhist.report.answer import answer  # noqa: PLC0415
+    from fedhist.report.table import in_brackets, lines, rows, title  # noqa: PLC0415
 
-    _print_table(title(runs), *lines(runs, _target(runs, settings), settings["delta"]))
+    target = _target(runs, settings)
+    caption = "in brackets: 95 % interval of the mean" if in_brackets(rows(runs, target)) else None
+    _print_table(title(runs), *lines(runs, target, settings["delta"]), caption)
+    if words := answer(runs, target):
+        console.print(words, highlight=False)
 
 
 def _target(runs: Comparison, settings: Settings) -> float | None:
@@ -218,8 +219,11 @@ def _target(runs: Comparison, settings: Settings) -> float | None:
     return target_of(runs[0]) if settings["target"] is None else float(settings["target"])
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(columns[0], *(Column(each, justify="right") for each in columns[1:]), title=title)
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> None:
+    first, *others = columns
+    short = all(len(row[0]) <= SHORT_NAME for row in rows)
+    named = Column(first, overflow="fold", no_wrap=short)  # a name that is cut may be that of several methods
+    table = Table(named, *(Column(each, justify="right") for each in others), title=title, caption=caption)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -1,6 +1,6 @@
 """From settings to a finished comparison."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,15 @@ from fedhist.data.datasets import NATURAL, learning_rate, usual_clients
 from fedhist.data.natural import require_undivided
 from fedhist.data.places import Progress
 from fedhist.errors import choice, number, positive, require
+from fedhist.report.live.terminal import Goal
+from fedhist.simulation.arms import Arm
 from fedhist.simulation.engine import compare
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
+from fedhist.simulation.trial import ROUNDS
 from fedhist.simulation.wave import OnRound
 from fedhist.store.history import Comparison, run_name
 from fedhist.strategies import Private
-from fedhist.world.speeds import SlowGroup, as_speeds
+from fedhist.world.speeds import SlowGroup, Speeds, as_speeds
 
 MOST_SEEDS = 10_000
 """Number of seeds beyond which a typing error is assumed."""
@@ -71,18 +74,62 @@ def run_experiment(
 
 def for_trials(settings: Settings) -> dict[str, Any]:
     """Return the options of all trials, as :class:`Trial` takes them."""
-    options, slow = settings.for_trial(), slow_clients(settings)
-    if slow:
-        speed = positive("slow_speed", settings["slow_speed"])
-        options["speeds"] = SlowGroup(slow, speed, as_speeds(settings["speeds"]))
+    options = settings.for_trial()
+    if slow_clients(settings):
+        options["speeds"] = _slowed(settings, settings["speeds"])
     return options
 
 
-def methods_of(settings: Settings) -> list[Method]:
-    """Return the methods to run, with the defence and the privacy that are asked for; "all" stands for every one."""
+def _slowed(settings: Settings, speeds: str) -> Speeds:
+    """Return speeds of which the slow clients have a share."""
+    speed = positive("slow_speed", settings["slow_speed"])
+    return SlowGroup(slow_clients(settings), speed, as_speeds(speeds))
+
+
+def methods_of(settings: Settings) -> list[Method | Arm]:
+    """Return the methods to run, with the defence and the privacy that are asked for; "all" stands for every one.
+
+    Those with options of their own follow the others.
+    """
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
+    return [*(_guarded(name, settings) for name in names), *(_arm(each, settings) for each in settings["arm"])]
+
+
+def goals_of(settings: Settings) -> dict[str, Goal]:
+    """Return when the runs of each method end."""
+    shared = {name: settings.get(name) for name in ("rounds", "until")}
+    goals = {}
+    for method in methods_of(settings):
+        own = method.options if isinstance(method, Arm) else {}
+        ends = {name: own[name] for name in shared if name in own} or shared
+        rounds, until = ends.get("rounds"), ends.get("until")
+        goals[method.name] = Goal(ROUNDS if rounds is until is None else rounds, until)
+    return goals
+
+
+def without_effect(settings: Settings) -> bool:
+    """Whether there is a FedProx that takes one local step, with which it is FedAvg."""
+    for given in (*({"strategy": name} for name in settings["strategy"]), *settings["arm"]):
+        steps, epochs = (given.get(name, settings[name]) for name in ("local_steps", "epochs"))
+        one = steps == 1 and (epochs is None or "local_steps" in given)
+        if one and (given["strategy"] == "all" or "fedprox" in given["strategy"].lower()):
+            return True
+    return False
+
+
+def _arm(given: Mapping[str, Any], settings: Settings) -> Arm:
+    """Return the arm that a table in a file means."""
+    options = {name: value for name, value in given.items() if name not in ("strategy", "name")}
+    arm = Arm(_guarded(given["strategy"], settings), name=given.get("name"), **options)
+    if "speeds" in options and slow_clients(settings):
+        arm.options["speeds"] = _slowed(settings, options["speeds"])
+    return arm
+
+
+def _guarded(name: str, settings: Settings) -> Method:
+    """Return a method with the defence and the privacy that are asked for."""
     guard = "" if settings["defence"] is None else f" + {settings['defence']}"
-    return [_private(as_method(name + guard), settings) for name in names]
+    return _private(as_method(name + guard), settings)
 
 
 def _private(method: Method, settings: Settings) -> Method:

@@ -13,9 +13,9 @@ from fedhist.options import RENAMED, Option, unknown_option
 def takes_settings(*, several: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per setting, collected into its argument `flags`.
 
-    A command for several runs takes several strategies and seeds.
+    A command for several runs takes several strategies, arms and seeds.
     """
-    options = {name: each for name, each in all_options().items() if several or name != "seeds"}
+    options = {name: each for name, each in all_options().items() if several or name not in ("arm", "seeds")}
     old_names = [name for name, new in RENAMED.items() if new in options]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,6 +44,8 @@ def _parameter(each: Option, several: bool) -> inspect.Parameter:
         kind = list[str]  # for `fedhist run` too, which raises when it is given several
         if several:
             text, default = f"{text} Repeat it, or say all.", "fedavg fedhist"
+    if each.name == "arm":
+        kind, text = list[str], f"{text} Repeat it."
     if default is not None and kind is not bool:
         text = f"{text} Default: {default}."
     name = f"--{each.name.replace('_', '-')}"

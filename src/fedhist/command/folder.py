@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fedhist import __version__
 from fedhist.command.settings import Settings
@@ -45,7 +45,14 @@ class RunFolder:
         from fedhist.command.experiment import completed  # noqa: PLC0415
 
         # It may be resumed from elsewhere, and run again with a version that has other defaults.
-        files = {name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])}
+        files: dict[str, Any] = {
+            name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])
+        }
+        if settings["arm"]:
+            files["arm"] = [
+                {name: str(Path(each).resolve()) if name == "schedule" else each for name, each in arm.items()}
+                for arm in settings["arm"]
+            ]
         settings = completed(settings, **files)
         if path is not None:
             return cls._claimed(path, command, settings)

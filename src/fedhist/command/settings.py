@@ -6,6 +6,8 @@ Imports nothing heavy: ``fedhist --help`` is built from it.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,12 +18,20 @@ from fedhist.options import Option, option, options_of, unknown_option
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import MOST_TOML, parse_toml, read_text, whole_file
 
+SAME_FOR_ALL = frozenset(("seed", "record_dtype", "target"))
+"""Options of a trial that all arms of a comparison have in common."""
+
 
 @dataclass(frozen=True)
 class Experiment:
     """The settings that are not options of a trial, or have another form there."""
 
     strategy: str = option("fedhist", "A method's name, or name:option=value,… (see `fedhist strategies`).", "Method")
+    arm: str | None = option(
+        None,
+        "A method with options of its own, as in 'fedavg lr=0.1 k=20 name=large'; the other settings are for all arms.",
+        "Method",
+    )
     defence: str | None = option(
         None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2.", "Method"
     )
@@ -66,8 +76,16 @@ def all_options() -> dict[str, Option]:
     return options_of(Experiment) | trial_options()
 
 
+def arm_options() -> dict[str, Option]:
+    """Return the options that an arm may have of its own, by their names."""
+    return {name: each for name, each in trial_options().items() if name not in SAME_FOR_ALL}
+
+
 class Settings(dict[str, Any]):
-    """The values of all settings: those that were given, and defaults for the others."""
+    """The values of all settings: those that were given, and defaults for the others.
+
+    `strategy` is a list of names, and `arm` one of tables: `strategy`, perhaps `name`, and options.
+    """
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         options = all_options()
@@ -77,17 +95,13 @@ class Settings(dict[str, Any]):
                 raise unknown_option("fedhist", name, options)
             self.given[name] = _checked(options[name], value)
         defaults = {name: None if each.default_text else each.default for name, each in options.items()}
-        super().__init__(defaults | {"strategy": [defaults["strategy"]]} | self.given)
-        if {"epochs", "local_steps"} <= self.given.keys():
-            both = f"epochs={brief(self['epochs'])} and local_steps={brief(self['local_steps'])}"
-            raise InvalidInput(f"{both}: give one of the two.")
+        alone = [] if self.given.get("arm") else [defaults["strategy"]]
+        super().__init__(defaults | {"strategy": alone, "arm": []} | self.given)
+        _one_of_two(self.given)
 
     def having(self, **values: Any) -> Settings:
         """Return these settings with some others."""
-        made = Settings(values)
-        made.given = self.given | made.given
-        made.update(made.given)
-        return made
+        return Settings(self.given | values)
 
     def for_trial(self) -> dict[str, Any]:
         """Return the options of a trial that were given, as :class:`Trial` takes them."""
@@ -102,6 +116,7 @@ class Settings(dict[str, Any]):
     def require_one(self) -> None:
         """Raise unless these are the settings of a single run."""
         strategy, seeds = self["strategy"], self["seeds"]
+        require(not self["arm"], "run takes one strategy and no arms; use fedhist compare.")
         require(
             len(strategy) == 1 and "all" not in strategy and seeds == 1,
             f"run takes one strategy and one seed, got strategy={brief(strategy)} and seeds={seeds}; "
@@ -127,17 +142,114 @@ class Settings(dict[str, Any]):
 
     def write(self, path: Path) -> None:
         """Write all settings as TOML that :meth:`read` understands."""
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in self.items()}
+        values = dict(self)
         if values["epochs"] is not None:
             del values["local_steps"]
-        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items() if value is not None}
-        lines = [f"{name} = {text}\n".replace("\x7f", "\\u007f") for name, text in texts.items()]
+        for one, other in (("until", "rounds"), ("closing", "k")):
+            if values.get(one) is not None and other not in self.given:
+                del values[other]  # a default that has no effect, and would look like a choice
+        arms = values.pop("arm")
+        if arms and not values["strategy"]:
+            del values["strategy"]
+        parts = [_toml(values), *(f"\n[[arm]]\n{_toml(arm)}" for arm in arms)]
         with whole_file(path) as part:
-            part.write_text("".join(lines), encoding="utf-8")
+            part.write_text("".join(parts), encoding="utf-8")
+
+
+def parse_arm(text: str) -> dict[str, Any]:
+    """Return the arm that a text such as ``refl + adam lr=0.1 name="large steps"`` means, as a table in a file has it.
+
+    The text is divided like a command in a shell. What comes before the first ``option=value`` is the strategy.
+    """
+    form = "write the strategy and then options, as in 'fedavg lr=0.1 name=\"large steps\"'"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidInput(f"arm={brief(text)} cannot be read: {reason(error).lower()}; {form}.") from None
+    pairs = [re.fullmatch(r"([A-Za-z_][\w-]*)=(.*)", word, flags=re.DOTALL) for word in words]
+    first = next((place for place, pair in enumerate(pairs) if pair), len(words))
+    known = arm_options()
+    arm: dict[str, Any] = {"strategy": " ".join(words[:first])}
+    for word, pair in zip(words[first:], pairs[first:], strict=True):
+        if pair is None:
+            raise InvalidInput(f"arm={brief(text)} has {brief(word)} after its options; {form}.")
+        name, value = pair[1].replace("-", "_"), pair[2]
+        require(name not in arm, f"arm={brief(text)} gives {name} twice.")
+        arm[name] = _read_value(known[name].kind, value) if name in known else value
+    return arm
+
+
+def _read_value(kind: type, text: str) -> Any:
+    """Return what a text means as a value of an option; the text itself if it is nothing of the kind."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        return text
+
+
+def _checked_arms(given: Any) -> list[dict[str, Any]]:
+    """Return arms as tables with values in the types of their options, or raise."""
+    each_fits = isinstance(given, (list, tuple)) and all(isinstance(arm, (str, dict)) for arm in given)
+    require(each_fits, f"arm must be a list of tables, written [[arm]] in a file, got {brief(given)}.")
+    known, everything, arms = arm_options(), all_options(), []
+    for number_, one in enumerate(given, 1):
+        arm = parse_arm(one) if isinstance(one, str) else one
+        strategy, title = arm.get("strategy"), arm.get("name")
+        fits = isinstance(strategy, str) and bool(strategy.strip())
+        require(fits, f'arm {number_} needs a strategy, as in strategy = "fedavg", got {brief(strategy)}.')
+        require(strategy != "all", f"arm {number_} has the strategy 'all'; an arm is one method.")
+        label = f"arm {number_} ({brief(title if isinstance(title, str) else strategy)})"
+        checked = {}
+        for name, value in arm.items():
+            if name not in known and name in everything and name != "strategy":
+                raise InvalidInput(
+                    f"{label} cannot have {name}, which is the same for all arms; set it outside of them."
+                )
+            if name not in known and name not in ("strategy", "name"):
+                raise unknown_option("an arm", name, [*known, "name"])
+            try:
+                checked[name] = _checked(known[name], value) if name in known else _text(name, value)
+            except InvalidInput as error:
+                raise InvalidInput(f"{label}: {error}") from None
+        require(bool(checked.get("name", "a").strip()), f"arm {number_} must have a name that is not empty, or none.")
+        try:
+            _one_of_two(checked)
+        except InvalidInput as error:
+            raise InvalidInput(f"{label}: {error}") from None
+        arms.append(checked)
+    return arms
+
+
+def _one_of_two(given: Mapping[str, Any]) -> None:
+    """Raise if two settings are given of which one takes the place of the other."""
+    if {"epochs", "local_steps"} <= given.keys():
+        both = f"epochs={brief(given['epochs'])} and local_steps={brief(given['local_steps'])}"
+        raise InvalidInput(f"{both}: give one of the two.")
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """Return settings as lines of TOML, without those that are None."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in plain.items() if value is not None}
+    return "".join(f"{name} = {text}\n".replace("\x7f", "\\u007f") for name, text in texts.items())
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value that must be a text that files can hold."""
+    require(isinstance(value, (str, Path)), f"{name} must be a text, got {brief(value)}.")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{name} must be a text in UTF-8, got {brief(str(value))}.") from None
+    return str(value)
 
 
 def _checked(each: Option, value: Any) -> Any:
     """Return a value in the type of its option, or raise."""
+    if each.name == "arm":
+        return _checked_arms(value)
     if each.name == "strategy":
         names = [value] if isinstance(value, str) else value
         fits = isinstance(names, (list, tuple)) and len(names) > 0 and all(isinstance(name, str) for name in names)
@@ -146,9 +258,4 @@ def _checked(each: Option, value: Any) -> Any:
     checks: Mapping[type, Callable[[str, object], Any]] = {bool: flag, int: whole, float: number}
     if each.kind in checks:
         return checks[each.kind](each.name, value)
-    require(isinstance(value, (str, Path)), f"{each.name} must be a text, got {brief(value)}.")
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(f"{each.name} must be a text in UTF-8, got {brief(str(value))}.") from None
-    return each.kind(value)
+    return each.kind(_text(each.name, value))

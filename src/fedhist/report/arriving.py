@@ -46,7 +46,8 @@ def staleness(section: Section) -> Figure:
     if alike and len(methods) > 1:
         summary += " All methods have the same arrivals."
     n, k = first.setting.get("clients"), first.clients.shape[1]
-    if n and not section.deployed and "concurrency" not in first.setting:
+    usual = all("concurrency" not in h.setting and h.clients.shape[1] == k for h in section.runs)
+    if n and usual and not section.deployed:
         summary += f" With all {n:,} clients at work and K = {k} the mean tends to N/K = {n / k:.1f}."
     rows = [[m, f"{each.mean():.1f}", *(f"{q:.0f}" for q in np.quantile(each, QUANTILES))] for m, each in drawn.items()]
     table = Table(["method", "mean", *(f"{100 * q:.0f} % quantile" for q in QUANTILES)], rows)

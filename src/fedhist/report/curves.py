@@ -1,4 +1,4 @@
-"""The primary metric over rounds, as a picture."""
+"""The primary metric over rounds, and over virtual time where methods differ in pace, as a picture."""
 
 import textwrap
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
-from fedhist.report.measure import primary
+from fedhist.report.measure import Measure, primary
 from fedhist.store.files import whole_file
-from fedhist.store.history import Comparison
+from fedhist.store.history import Comparison, History
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
@@ -26,14 +27,19 @@ def look(place: int) -> tuple[str, str]:
 
 
 @contextmanager
-def drawing(path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int) -> Iterator[list[Any]]:
-    """Give axes in rows and columns that share their scales; the picture is written at the end."""
+def drawing(
+    path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int, *, alike: bool = True
+) -> Iterator[list[Any]]:
+    """Give axes in rows and columns that share their scales, or unless `alike` the vertical ones only.
+
+    The picture is written at the end.
+    """
     import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    figure, grid = plt.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(rows, columns, sharex=alike, sharey=True, squeeze=False, layout="constrained")
     figure.set_size_inches(*size)
     try:
         yield list(grid.flat)
@@ -47,34 +53,64 @@ def drawing(path: Path, rows: int, columns: int, size: tuple[float, float], dpi:
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
     """Draw each method's mean of the primary metric with a band of one standard deviation over its seeds.
 
-    Runs that diverged count in no mean; the legend says how many they are.
+    Methods that differ in pace are drawn over virtual time beside rounds. Runs that diverged count in no mean; the
+    legend says how many they are.
     """
     path, measure = Path(path), primary(runs[0])
-    with drawing(path, 1, 1, (7, 4.2), 150) as (axes,):
-        for i, method in enumerate(runs.methods):
-            live = [history for history in runs[method] if not history.diverged]
-            diverged = len(runs[method]) - len(live)
-            label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
-            label = textwrap.fill(label, WIDEST_LABEL)
-            count = min((len(history.evaluations) for history in live), default=0)
-            rounds = live[0].round[:count] if live else []
-            known = np.array([history[measure.name][:count] for history in live] or [[]], float)  # None becomes NaN
-            shown, (colour, dashes) = measure.scale * known, look(i)
-            mean = shown.mean(axis=0)
-            axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
-            if len(live) > 1:
-                spread = shown.std(axis=0, ddof=1)
-                axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
-        if target is not None:
-            axes.axhline(measure.scale * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
-        first, seeds = runs[0], counted(len(runs[runs.methods[0]]), "seed")
-        stale = np.mean([history.staleness_between(0, history.rounds)[0] for history in runs])
-        title = f"{first.task}, K = {first.clients.shape[1]}, mean staleness {stale:.1f}, {seeds}"
-        axes.set_title(title, parse_math=False)
-        axes.set(xlabel="round", ylabel=measure.label)
-        axes.yaxis.label.set_parse_math(False)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        for text in axes.legend(frameon=False, loc=f"{'lower' if measure.higher else 'upper'} right").get_texts():
+    against = {"time": "virtual time", "rounds": "round"} if differ_in_pace(runs) else {"rounds": "round"}
+    with drawing(path, 1, len(against), (2 + 5 * len(against), 4.2), 150, alike=False) as panels:
+        for panel, (cost, label) in zip(panels, against.items(), strict=True):
+            _draw(panel, runs, measure, cost)
+            if target is not None:
+                panel.axhline(measure.scale * target, color="grey", linewidth=0.8, linestyle=(0, (1, 3)))
+            panel.set(xlabel=label)
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+        first = panels[0]
+        first.set(ylabel=measure.label)
+        first.yaxis.label.set_parse_math(False)
+        title = first.set_title if len(panels) == 1 else first.figure.suptitle
+        title(_title(runs), parse_math=False)
+        if len(panels) == 1:
+            legend = first.legend(frameon=False, loc=f"{'lower' if measure.higher else 'upper'} right")
+        else:
+            handles = first.get_legend_handles_labels()[0]
+            legend = first.figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=3)
+        for text in legend.get_texts():
             text.set_parse_math(False)  # names are whatever a file says
     return path
+
+
+def _draw(panel: Any, runs: Comparison, measure: Measure, cost: str) -> None:
+    """Draw all methods against a cost."""
+    ends = []
+    for i, method in enumerate(runs.methods):
+        live = [history for history in runs[method] if not history.diverged]
+        diverged = len(runs[method]) - len(live)
+        label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
+        label = textwrap.fill(label, WIDEST_LABEL)
+        count = min((len(history.evaluations) for history in live), default=0)
+        at = np.mean([history.cost(cost)[:count] for history in live] or [np.zeros(0)], axis=0)
+        known = np.array([history[measure.name][:count] for history in live] or [[]], float)  # None becomes NaN
+        shown, (colour, dashes) = measure.scale * known, look(i)
+        mean = shown.mean(axis=0)
+        panel.plot(at, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
+        if len(live) > 1:
+            spread = shown.std(axis=0, ddof=1)
+            panel.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        ends += at[-1:].tolist()
+    if far_apart(ends):
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:,g}")
+
+
+def _title(runs: Comparison) -> str:
+    """Return what the picture is of."""
+    first, seeds = runs[0], counted(len(runs[runs.methods[0]]), "seed")
+    if differ_in_pace(runs):
+        return f"{first.task}, {seeds}"
+
+    def stale(history: History) -> float:
+        return history.staleness_between(0, history.rounds)[0]
+
+    return f"{first.task}, K = {first.clients.shape[1]}, mean staleness {np.mean([*map(stale, runs)]):.1f}, {seeds}"

@@ -9,19 +9,29 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
-from fedhist.report.measure import Measure, last, measures, primary, target_of
-from fedhist.simulation.trial import NOT_COMPARED
+from fedhist.options import options_of
+from fedhist.report.measure import UNKNOWN, Measure, last, measures, primary, target_of
+from fedhist.simulation.trial import NOT_COMPARED, Trial
 from fedhist.store.history import ACCURACY, DIVERGED, Comparison, History
 from fedhist.store.tables import ARRIVALS
 
 T = TypeVar("T")
 SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""
+OWN = frozenset((*options_of(Trial), "loop"))
+"""Settings that methods of one comparison may have of their own, if it says so; data are never among them."""
 SIZE = ("clients", "k", "rounds")
 """Settings in the title of a group that is the only one of its task."""
 DERIVED = frozenset(("task", "dataset", "model", "parameters", "bytes_per_upload"))
 """Settings that a title repeats only if nothing else tells two groups apart."""
-WORDS = {"clients": "{} clients", "rounds": "{} rounds", "k": "K = {}", "beta": "β = {}", "folder": "in {}"}
+WORDS = {
+    "clients": "{} clients",
+    "rounds": "{} rounds",
+    "k": "K = {}",
+    "beta": "β = {}",
+    "folder": "in {}",
+    "varied": "each method with its own {}",
+}
 """How a title writes settings, where it is not "name = value"."""
 
 
@@ -37,6 +47,12 @@ class Run:
     def data(self) -> object:
         """The checksum of its data and of which client holds what."""
         return self.history.setting.get("data")
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The options that the methods of its comparison do not share, as text."""
+        given = {name: self.history.setting.get(name) for name in varied(self.history)}
+        return {name: UNKNOWN if value is None else text_of(value) for name, value in given.items()}
 
     @property
     def diverged(self) -> str | None:
@@ -79,6 +95,8 @@ class Group:
         self.measure = self.measures[0]
         self.target = target_of(runs[0].history)
         """The value of the primary metric that rounds are counted to; None where there is none."""
+        self.own = {run.history.method: run.own for run in runs}
+        """The options that the methods do not share, as text."""
 
 
 class Gathered:
@@ -148,7 +166,16 @@ def _read(folder: Path) -> Run:
     setting.setdefault("rounds", history.rounds)
     if history.metrics != {ACCURACY: True}:  # runs that are measured otherwise are never compared
         setting["metrics"] = ", ".join(f"{name} {'↑' if higher else '↓'}" for name, higher in history.metrics.items())
-    return Run(folder, history, {n: v for n, v in setting.items() if n not in NOT_COMPARED and v is not None})
+    own = varied(history)
+    if own:
+        setting["varied"] = ", ".join(own)
+    apart = NOT_COMPARED.union(own)
+    return Run(folder, history, {n: v for n, v in setting.items() if n not in apart and v is not None})
+
+
+def varied(history: History) -> list[str]:
+    """Return the options that the methods of a run's comparison do not share, in order."""
+    return sorted(OWN.intersection(str(history.setting.get("varied", "")).split(",")))
 
 
 def _parted(things: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
@@ -187,10 +214,12 @@ def _comparable(runs: Sequence[Run], left_out: list[tuple[Path, str]]) -> list[l
 
 
 def _consistent(runs: Sequence[Run]) -> bool:
-    """Whether a method has each seed once, and the methods share their data: each seed its own, or all the same."""
+    """Whether a method has each seed once and the same options, and all share their data: by seed, or all the same."""
     seeds = {run.history.seed for run in runs}
     by_seed = {(run.history.seed, run.data) for run in runs}
     once = len({str(run) for run in runs}) == len(runs)
+    alike = {(run.history.method, *run.own.items()) for run in runs}
+    once = once and len(alike) == len({run.history.method for run in runs})
     return once and len(by_seed) == len(seeds) and len({data for _, data in by_seed}) in (1, len(seeds))
 
 

@@ -6,26 +6,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fedhist.report import figure as fig
+from fedhist.report.cost import amount, differ_in_pace, far_apart
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
 from fedhist.report.measure import Measure, last
-from fedhist.store.history import ACCURACY, History
+from fedhist.store.history import ACCURACY, AXES, History
 
 MOST_CLASSES = 20  # drawn as points; more become a heat map
 MOST_METRICS = 12  # to choose from
 FAR = 30  # how many times as large as the least the largest value is on a logarithmic scale
 SHARE = Measure(ACCURACY, True)
 BYTE_UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB"}
-BANDS = " Lines are means over seeds, bands one standard deviation; time, uploads and bytes are means over seeds too."
-
-
-def costs(history: History) -> dict[str, Floats]:
-    """Return the cost up to each evaluation: rounds, virtual time, uploads, and bytes where they are known."""
-    rounds = np.array(history.round)
-    sent = np.concatenate([[0], fig.uploads(history).sum(axis=1).cumsum()])[rounds].astype(float)
-    spent = {"rounds": rounds.astype(float), "time": np.array(history.time, float), "uploads": sent}
-    if "bytes_per_upload" in history.setting:
-        spent["bytes"] = 2 * sent * float(history.setting["bytes_per_upload"])  # a model went down for each upload
-    return spent
+BANDS = " Lines are means over seeds, bands one standard deviation; time, work and bytes are means over seeds too."
 
 
 class Course(NamedTuple):
@@ -45,8 +36,7 @@ def course_of(histories: Sequence[History], measure: Measure) -> Course:
     first, end = max(h.round[0] for h in histories), min(h.round[-1] for h in histories)
     every = sorted({r for h in histories for r in h.round if first <= r <= end} or {end})
     rounds = np.array(every, float)[fig.thinned(len(every), fig.POINTS)]
-    spent = [costs(h) for h in histories]
-    cost = {name: np.mean([np.interp(rounds, c["rounds"], c[name]) for c in spent], axis=0) for name in spent[0]}
+    cost = {name: np.mean([np.interp(rounds, h.round, h.cost(name)) for h in histories], axis=0) for name in AXES}
     rows = np.array([np.interp(rounds, h.round, np.array(h[measure.name], float)) for h in histories])
     some = np.isfinite(rows).any(axis=1)
     mean, spread = fig.mean_and_spread(rows[some] if some.any() else rows[:1])
@@ -61,36 +51,50 @@ def curves(section: Section) -> Figure:
     """Draw the metrics against their cost."""
     measures = section.group.measures[:MOST_METRICS]
     courses = [{m: course_of(section.runs[m], measure) for m in section.methods} for measure in measures]
-    most = max(float(each.cost.get("bytes", np.zeros(1))[-1]) for each in courses[0].values())
-    unit = next((scale for scale in BYTE_UNITS if most >= scale), 1e3)
-    axes = {
-        "rounds": axis("round"),
-        "time": axis("seconds since the start" if section.deployed else "virtual time"),
-        "uploads": axis("uploads"),
-        "bytes": axis(f"sent, both ways ({BYTE_UNITS[unit]})"),
-    }
-    known = [name for name in axes if all(name in each.cost for each in courses[0].values())]
-    data, moved = [], dict[str, list[fig.Plot]]((name, []) for name in known)
+    axes, unit = _horizontal(section, courses[0])
+    data, moved = [], dict[str, list[fig.Plot]]((name, []) for name in axes)
     for method, course in courses[0].items():
         kinds = ("curve",) if course.spread is None else ("band", "curve")
         data += [{"kind": kind, "method": method, "name": fig.literal(method)} for kind in kinds]
-        for name in known:
+        for name in axes:
             x = course.cost[name] / (unit if name == "bytes" else 1)
             moved[name] += [{"x": values(fig.there_and_back(x) if k == "band" else x, fig.PRECISE)} for k in kinds]
     looks = [_look(section, measure, each) for measure, each in zip(measures, courses, strict=True)]
-    start = [a | b | c for a, b, c in zip(data, moved["rounds"], looks[0]["data"], strict=True)]
-    layout = {"xaxis": axes["rounds"], **looks[0]["layout"]}
-    switches = {"against": known}
+    first = next(iter(axes))
+    start = [a | b | c for a, b, c in zip(data, moved[first], looks[0]["data"], strict=True)]
+    layout = {"xaxis": axes[first], **looks[0]["layout"]}
+    switches = {"against": list(axes)}
     views: dict[str, fig.Plot] = {
-        str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(known)
+        str(i): {"data": moved[name], "layout": {"xaxis": axes[name]}} for i, name in enumerate(axes)
     }
     if len(measures) > 1:
         switches["metric"] = [measure.name for measure in measures]
         views |= {f"* {i}": look for i, look in enumerate(looks)}
     several = any(each.spread is not None for each in courses[0].values())
-    summary = _summary(section, courses[0]) + (BANDS if several else "") + section.note
-    tables = [_course_table(measure, each) for measure, each in zip(measures, courses, strict=True)]
+    summary = _summary(section, courses[0], first) + (BANDS if several else "") + section.note
+    tables = [_course_table(measure, each, first) for measure, each in zip(measures, courses, strict=True)]
     return Figure(summary, start, layout, switches, views, tables)
+
+
+def _horizontal(section: Section, courses: Courses) -> tuple[dict[str, fig.Plot], float]:
+    """Return the axes of all costs that are known, the one to begin with first, and the unit of bytes."""
+    ends = {name: np.array([each.cost[name][-1] for each in courses.values()]) for name in AXES}
+    most = max((end for end in ends["bytes"].tolist() if np.isfinite(end)), default=0.0)
+    unit = next((scale for scale in BYTE_UNITS if most >= scale), 1e3)
+    titles = {
+        "rounds": "round",
+        "time": "seconds since the start" if section.deployed else "virtual time",
+        "work": "time that clients have worked, all together",
+        "bytes": f"sent, both ways ({BYTE_UNITS[unit]})",
+    }
+    order = ("time", "work", "bytes", "rounds") if differ_in_pace(section.runs) else ("rounds", "time", "work", "bytes")
+    found: dict[str, fig.Plot] = {}
+    for name in (name for name in order if np.isfinite(ends[name]).any()):
+        on_it = np.concatenate([each.cost[name] for each in courses.values()]) / (unit if name == "bytes" else 1.0)
+        on_it = on_it[np.isfinite(on_it) & (on_it > 0)]
+        plain = axis(titles[name], type="linear", tickvals=None, ticktext=None)
+        found[name] = fig.log_axis(titles[name], on_it) if len(on_it) and far_apart(ends[name]) else plain
+    return found, unit
 
 
 def _look(section: Section, measure: Measure, courses: Courses) -> fig.Plot:
@@ -123,7 +127,7 @@ def _vertical(measure: Measure, on_it: Floats) -> fig.Plot:
     return fig.log_axis(title, on_it) if falls else axis(title, rangemode="normal", **plain)
 
 
-def _summary(section: Section, courses: Courses) -> str:
+def _summary(section: Section, courses: Courses, axis: str) -> str:
     own = section.measure
     ends = {method: float(each.mean[-1]) for method, each in courses.items() if np.isfinite(each.mean[-1])}
     if not ends:
@@ -132,30 +136,35 @@ def _summary(section: Section, courses: Courses) -> str:
     text = "At the end " + listed(f"{method} is at {own.said(ends[method])}" for method in order[: fig.NAMED])
     worse = "lower" if own.higher else "higher"
     text += f"; {len(order) - fig.NAMED} others are {worse}." if len(order) > fig.NAMED else "."
-    return text + _first_to(section, order)
+    return text + _first_to(section, order, axis)
 
 
-def _first_to(section: Section, order: Sequence[str]) -> str:
-    """Return who is the first to reach the target."""
+def _first_to(section: Section, order: Sequence[str], axis: str) -> str:
+    """Return who is the first to reach the target, by rounds or by time."""
     target = section.group.target
     if target is None:
         return ""
     mark = section.measure.mark(target)
-    reached = {m: [r for h in section.runs[m] if (r := h.rounds_to(target)) is not None] for m in order}
-    first = {m: float(np.mean(rounds)) for m, rounds in reached.items() if len(rounds) == len(section.runs[m])}
+    reached = {m: [r for h in section.runs[m] if (r := h.cost_to(target, axis)) is not None] for m in order}
+    first = {m: float(np.mean(costs)) for m, costs in reached.items() if len(costs) == len(section.runs[m])}
     if not first:
         return f" No method reaches {mark} (dotted line) with all its seeds."
     quick = min(first, key=first.__getitem__)
-    text = f" {quick} is the first to reach {mark} (dotted line), after {first[quick]:,.0f} rounds"
+    after = f"after {first[quick]:,.0f} rounds" if axis == "rounds" else f"at the virtual time {amount(first[quick])}"
+    text = f" {quick} is the first to reach {mark} (dotted line), {after}"
     others = [method for method in order if method not in first]
     return text + (f"; not all runs of {listed(others[: fig.NAMED])} do." if others else ".")
 
 
-def _course_table(measure: Measure, courses: Courses) -> Table:
-    rounds = next(iter(courses.values())).cost["rounds"]
-    rounds = rounds[fig.thinned(len(rounds), 12)]
-    means = {m: np.interp(rounds, each.cost["rounds"], each.mean, right=np.nan) for m, each in courses.items()}
-    return fig.by_method_table(measure, "round", [f"{r:,.0f}" for r in rounds], means)
+def _course_table(measure: Measure, courses: Courses, axis: str) -> Table:
+    """Return the means at some rounds of the longest course, or at some times of each."""
+    costs = [each.cost[axis] for each in courses.values()]
+    some = [each[fig.thinned(len(each), 7)] for each in costs]
+    at = max(costs, key=lambda each: float(each[-1])) if axis == "rounds" else np.unique(np.concatenate(some))
+    at = at[fig.thinned(len(at), 12)]
+    means = {m: np.interp(at, each.cost[axis], each.mean, np.nan, np.nan) for m, each in courses.items()}
+    names = [f"{each:,.0f}" if axis == "rounds" else amount(each) for each in at.tolist()]
+    return fig.by_method_table(measure, "round" if axis == "rounds" else "virtual time", names, means)
 
 
 def final_by_seed(section: Section) -> Figure | str:

@@ -12,13 +12,15 @@ from fedhist import __version__
 from fedhist.errors import FedHistError, InvalidInput, reason, require, unknown
 from fedhist.options import options_of
 from fedhist.report import arriving, clients, learning
+from fedhist.report.answer import answer
 from fedhist.report.by_speed import by_speed
+from fedhist.report.cost import WORDS, differ_in_pace
 from fedhist.report.curves import look
 from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, counted, listed
 from fedhist.report.gather import Gathered, Group, gather, text_of
 from fedhist.report.measure import UNKNOWN, Measure, last
 from fedhist.report.statistics import FEWEST_PAIRS, Paired, half_width, holm, paired
-from fedhist.report.table import WORST_CLIENTS, Row, epsilon, rounds_to, rows, text
+from fedhist.report.table import WORST_CLIENTS, Row, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import whole_file
 from fedhist.store.history import ACCURACY, DIVERGED, Comparison
@@ -53,6 +55,7 @@ MEANINGS = {
     "parameters": "Trainable numbers in the model.",
     "bytes_per_upload": "Size of one model on the way up or down.",
     "folder": "Where these runs are.",
+    "varied": "Options that the methods do not share; the table of methods has them.",
     "metrics": "What is measured, the primary metric first; ↑ where more is better, ↓ where less is.",
     "data": "Checksum of the data and of which client holds what.",
     **{name: each.help for name, each in options_of(Trial).items()},
@@ -136,7 +139,18 @@ def _section(key: str, section: Section, baseline: str | None) -> dict[str, Any]
         halves = 0 if this["wide"] else halves + 1
         this["wide"] |= halves % 2 == 1 and after["wide"]  # a half that would be alone in its row
     about = {"id": key, "group": section.group, "methods": section.methods, "figures": figures, "undrawn": undrawn}
+    every = Comparison([run.history for run in section.group.runs])
+    about |= {"answer": answer(every, section.group.target), "own": _own(section.group)}
     return about | {"final": _final(section.group, baseline)}
+
+
+def _own(group: Group) -> dict[str, Any] | None:
+    """Return the table of the options that methods do not share; None where they share all."""
+    names = sorted({name for own in group.own.values() for name in own})
+    if not names:
+        return None
+    lines = [[method, *(own.get(name, UNKNOWN) for name in names)] for method, own in group.own.items()]
+    return {"header": ["method", *(name.replace("_", " ") for name in names)], "rows": lines}
 
 
 def _final(group: Group, baseline: str | None) -> dict[str, Any]:
@@ -149,10 +163,11 @@ def _final(group: Group, baseline: str | None) -> dict[str, Any]:
     known = {m: test for m, test in tests.items() if test is not None}
     corrected = dict(zip(known, holm([test.p for test in known.values()]), strict=True))
     table = rows(Comparison([run.history for run in group.runs]), group.target)
+    costs = costs_to(table, group.target, cost_axes(runs))
     gap = f"{against} minus it" if own.higher else f"it minus {against}"
     diverged = any(row.diverged for row in table)
     lines: list[list[tuple[str, str]]] = []
-    for row in table:
+    for place, row in enumerate(table):
         line = [
             ("method", row.method),
             ("seeds", str(row.seeds)),
@@ -165,7 +180,7 @@ def _final(group: Group, baseline: str | None) -> dict[str, Any]:
                 (f"final {each.name}{' (%)' if each.share else ''}", each.text(*value))
                 for each, value in row.others.items()
             ),
-            *([] if group.target is None else [(f"rounds to {own.mark(group.target)}", rounds_to(row))]),
+            *((head, cells[place]) for head, cells in costs),
             ("mean staleness", text("{:.1f}", row.mean_staleness)),
             ("ε", "" if row.epsilon is None else epsilon(row)),
         ]
@@ -188,6 +203,9 @@ def _final(group: Group, baseline: str | None) -> dict[str, Any]:
         "against": against,
         "gap": gap,
         "pairs": [test.pairs for test in known.values()],
+        "timed": in_brackets(table),
+        "worked": any(head.startswith(WORDS["work"]) for head, _ in costs),
+        "apart": differ_in_pace(runs),
         "missing": [method for method in tests if method not in known],
     }
 

@@ -51,6 +51,31 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     return Paired(float(gaps.mean()), half, p, wilcoxon, len(gaps))
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as large one thing is as another, seed by seed: the geometric mean and its 95 % interval."""
+
+    mean: float
+    low: float | None
+    """None for a single pair, which has no interval."""
+    high: float | None
+    pairs: int
+
+
+def ratio(a: Mapping[int, float], b: Mapping[int, float]) -> Ratio | None:
+    """Return a / b over common seeds, from Student's t on the logarithms; None where no pair of positive numbers is."""
+    both = [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
+    pairs = [(one, other) for one, other in both if 0 < one < np.inf and 0 < other < np.inf]
+    if not pairs:
+        return None
+    logs = [float(np.log(one) - np.log(other)) for one, other in pairs]
+    centre, half = float(np.mean(logs)), half_width(logs)
+    if half is None:
+        return Ratio(float(np.exp(centre)), None, None, 1)
+    with np.errstate(over="ignore"):  # two seeds that differ by much have an interval without end
+        return Ratio(float(np.exp(centre)), float(np.exp(centre - half)), float(np.exp(centre + half)), len(pairs))
+
+
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm, 1979), in the same order."""
     adjusted, least = [0.0] * len(values), 0.0

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedhist.report.cost import WORDS, Spent, differ_in_pace, spent
 from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
 from fedhist.report.tiers import worst_clients
 from fedhist.store.history import Comparison, History
@@ -42,6 +43,8 @@ class Row:
     mean_staleness: float | None
     epsilon: float | None
     """The largest over the seeds; None without a privacy guarantee."""
+    costs: Mapping[str, Spent | None]
+    """What the seeds that reached the target spent until then: "time" and client "work"."""
 
 
 def rows(runs: Comparison, target: float | None) -> list[Row]:
@@ -58,9 +61,10 @@ def _row(method: str, histories: Sequence[History], target: float | None) -> Row
     final, best = over(last(history, measure) for history in live), over(history.best() for history in live)
     values = {each: over(last(history, each) for history in live) for each in others(histories[0])}
     stale = [history.staleness_between(0, history.rounds)[0] for history in live]
-    spent = max(known(history.evaluations[-1].epsilon for history in live), default=None)
+    private = max(known(history.evaluations[-1].epsilon for history in live), default=None)
     ends = *final, *best, *over(map(worst_clients, live))
-    return Row(*runs, measure, *ends, values, mean(reached), len(reached), mean(stale), spent)
+    costs = {axis: spent(live, target, axis) for axis in ("time", "work")}
+    return Row(*runs, measure, *ends, values, mean(reached), len(reached), mean(stale), private, costs)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -84,12 +88,44 @@ def text(form: str, value: float | None) -> str:
     return UNKNOWN if value is None else form.format(value)
 
 
-def rounds_to(row: Row) -> str:
-    """Return the rounds to the target; where not all seeds reached it, how many did."""
-    live = row.seeds - row.diverged
-    if row.rounds_to is None:
-        return "not reached" if live else UNKNOWN
-    return f"{row.rounds_to:.0f}" + (f" ({row.reached} of {live} seeds)" if row.reached < live else "")
+def costs_to(table: Sequence[Row], target: float | None, axes: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return columns of what it took to reach the target, the head and a cell for each row.
+
+    The first of them is always there, and says how many seeds reached the target where not all did; the others are
+    there where something is known.
+    """
+    columns: list[tuple[str, list[str]]] = []
+    for axis in axes if target is not None else ():
+        found = [_cost(row, axis) for row in table]
+        if columns and not any(found):
+            continue
+        head = f"{WORDS[axis]} to {table[0].measure.mark(target or 0.0)}"
+        cells = []
+        for row, cell in zip(table, found, strict=True):
+            live = row.seeds - row.diverged
+            some = f" ({row.reached} of {live} seeds)" if not columns and 0 < row.reached < live else ""
+            missing = "not reached" if live and not row.reached else UNKNOWN
+            cells.append(missing if cell is None else cell + some)
+        columns.append((head, cells))
+    return columns
+
+
+def _cost(row: Row, axis: str) -> str | None:
+    """Return what a method has spent until its target, as text; None where it is not known."""
+    if axis == "rounds":
+        return None if row.rounds_to is None else f"{row.rounds_to:.0f}"
+    cost = row.costs[axis]
+    return None if cost is None else str(cost)
+
+
+def in_brackets(table: Sequence[Row]) -> bool:
+    """Whether some costs have an interval, which stands in brackets."""
+    return any(cost is not None and cost.half is not None for row in table for cost in row.costs.values())
+
+
+def cost_axes(runs: Comparison) -> tuple[str, ...]:
+    """Return the costs by which methods are compared, the most telling first; at one pace work follows from time."""
+    return ("time", "rounds", "work") if differ_in_pace(runs) else ("rounds", "time")
 
 
 def epsilon(row: Row) -> str:
@@ -106,14 +142,20 @@ def title(runs: Comparison) -> str:
 def lines(runs: Comparison, target: float | None, delta: float) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns that some methods need, and a line of texts for each method."""
     found = rows(runs, target)
+    costs = costs_to(found, target, cost_axes(runs))
     some_diverged = any(row.diverged for row in found)
-    made = [_line(row, target, delta, some_diverged) for row in found]
+    made = [
+        _line(row, [(head, cells[place]) for head, cells in costs], delta, some_diverged)
+        for place, row in enumerate(found)
+    ]
     columns = [column for column in zip(*made, strict=True) if any(cell is not None for _, cell in column)]
     texts = [[cell or UNKNOWN for _, cell in column] for column in columns]
     return [column[0][0] for column in columns], [list(line) for line in zip(*texts, strict=True)]
 
 
-def _line(row: Row, target: float | None, delta: float, some_diverged: bool) -> list[tuple[str, str | None]]:
+def _line(
+    row: Row, costs: Sequence[tuple[str, str]], delta: float, some_diverged: bool
+) -> list[tuple[str, str | None]]:
     """Return names and texts, None where a column is not needed; a metric may be called like another column."""
     own = row.measure
     return [
@@ -122,7 +164,7 @@ def _line(row: Row, target: float | None, delta: float, some_diverged: bool) -> 
         ("best", own.text(row.best, row.best_spread)),
         (WORST_CLIENTS, None if row.worst is None else own.text(row.worst, row.worst_spread)),
         *((each.short, each.text(*value)) for each, value in row.others.items()),
-        *([] if target is None else [(f"rounds to {own.mark(target)}", rounds_to(row))]),
+        *costs,
         ("mean staleness", text("{:.1f}", row.mean_staleness)),
         (f"ε at δ = {delta:g}", None if row.epsilon is None else epsilon(row)),
         ("diverged", f"{row.diverged} of {row.seeds}" if some_diverged else None),

@@ -1,18 +1,22 @@
 """What is compared: methods that may differ in anything but the data."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, require
 from fedhist.options import options_of, plain, unknown_option
 from fedhist.simulation.methods import Method, as_method
-from fedhist.simulation.trial import Trial
+from fedhist.simulation.trial import NOT_COMPARED, Trial
 from fedhist.strategies import Strategy
 
 LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is not None)
 """Options of the clients' work."""
 SHARED = ("seed", "record", "record_dtype")
 """Options of a trial that all arms of a comparison have in common."""
+
+INSTEAD = (("epochs", "local_steps"), ("rounds", "until"), ("k", "closing"), ("schedule", "speeds"))
+"""Options of which one takes the place of the other, so that an arm with one of its own does not inherit the other."""
 
 
 class Arm:
@@ -49,8 +53,10 @@ class Arm:
 
     def trial(self, task: Task, **shared: Any) -> Trial:
         """Return its run on a task, with the options that it shares with others and does not have itself."""
+        replaced = {other for pair in INSTEAD for one, other in (pair, pair[::-1]) if one in self.options}
         if "local" in self.options:  # which says all about local work
-            shared = {option: value for option, value in shared.items() if option not in LOCAL}
+            replaced |= {*LOCAL}
+        shared = {option: value for option, value in shared.items() if option not in replaced}
         return Trial.of(self.method, task, **(shared | self.options))
 
     def __repr__(self) -> str:
@@ -64,3 +70,14 @@ def as_arm(given: object) -> Arm:
     if isinstance(given, (str, Strategy, Method)):
         return Arm(given)
     raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {type(given).__name__}.")
+
+
+def varied(arms: Sequence[Arm], trials: Sequence[Trial]) -> str:
+    """Return the options in which the arms' trials differ, with commas between them: "k,lr"."""
+    if not any(arm.options for arm in arms):
+        return ""
+    described = [trial.described() for trial in trials]
+    names = {name for each in described for name in each} - NOT_COMPARED
+    first = described[0]
+    differ = (name for name in names if any(each.get(name) != first.get(name) for each in described))
+    return ",".join(sorted(differ))

@@ -12,7 +12,7 @@ from torch import nn
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, require, whole
 from fedhist.options import options_of, unknown_option
-from fedhist.simulation.arms import LOCAL, Arm, as_arm
+from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
     Checkpoints,
@@ -51,8 +51,8 @@ def compare(
     """Run several methods over several seeds, side by side.
 
     For each seed all methods have the same clients, arrivals and batches, and start from the same model; a method's
-    result does not depend on the methods beside it. The other options are those of :class:`Trial` and of
-    :func:`simulate_many`.
+    result does not depend on the methods beside it. Where arms have options of their own, each history's setting says
+    in `varied` which these are. The other options are those of :class:`Trial` and of :func:`simulate_many`.
 
     Parameters
     ----------
@@ -79,7 +79,19 @@ def compare(
         for arm in arms
         for seed, own in tasks.items()
     ]
-    return Comparison(simulate_many(trials, **how))
+    differing = varied(arms, trials[:: len(tasks)])
+    try:
+        runs = Comparison(simulate_many(trials, **how))
+    except DivergedError as error:
+        for history in error.histories if differing else ():
+            history.setting["varied"] = differing
+        raise
+    # Here and not in the trials, since it is about those beside them: a trial and its checkpoint stay what they are.
+    for trial, history in zip(trials, runs, strict=True) if differing else ():
+        history.setting["varied"] = differing
+        if trial.record is not None:
+            history.save(trial.record)
+    return runs
 
 
 def _tasks(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedhist as fh
 from fedhist.report.live import terminal as module
-from fedhist.report.live.terminal import WINDOW, Pace, Terminal
+from fedhist.report.live.terminal import WINDOW, Goal, Pace, Terminal
 
 
 def shown(view: Terminal) -> list[str]:
@@ -43,9 +43,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def on_paper(rounds: int, trials: int, width: int = 200, **options: bool) -> tuple[Terminal, io.StringIO]:
+def on_paper(
+    goals: int | dict[str, Goal], trials: int, width: int = 200, **options: bool
+) -> tuple[Terminal, io.StringIO]:
     file = io.StringIO()
-    return Terminal(rounds, trials, Console(file=file, width=width), **options), file
+    return Terminal(goals, trials, Console(file=file, width=width), **options), file
 
 
 def test_lines_at_every_evaluation(task: fh.Task) -> None:
@@ -92,6 +94,36 @@ def test_the_rate_is_that_of_this_process(clock: list[float]) -> None:
         view(round_, runs)
     assert view._pace.rate == pytest.approx(2 * 4 / 0.5)
     assert view._left == "0:00:15 left"  # 30 rounds of half a second
+
+
+def test_methods_that_take_more_rounds_than_others(clock: list[float]) -> None:
+    view, _ = on_paper({"a": Goal(20), "b": Goal(60)}, 4)
+    short, long = ([made_up(method, seed) for seed in (0, 1)] for method in ("a", "b"))
+    for round_ in range(1, 21):
+        clock[0] += 1
+        view(round_, short)
+        assert view._progress()[0] == f"round {round_}/20" and view._share == pytest.approx(round_ / 80)
+    assert view._progress()[1] == "2 of 4 runs done"
+    assert view._left == "0:01:00 left"  # 60 rounds of a second, for two runs at a time
+    view(30, long)
+    assert view._progress()[:2] == ["round 30/60", "2 of 4 runs done"] and view._share == pytest.approx(100 / 160)
+
+
+def test_methods_that_end_at_a_virtual_time(clock: list[float]) -> None:
+    view, _ = on_paper({"a": Goal(None, until=50.0), "b": Goal(10)}, 2)
+    clock[0] += 1
+    view(5, [made_up("a")])
+    assert view._progress()[0] == "round 5"
+    clock[0] += 1
+    view(10, [made_up("a", accuracies={10: 0.5})])  # ten rounds have taken a time of ten: fifty will take fifty
+    assert view._share == pytest.approx(10 / 60)
+    view(10, [made_up("b")])
+    assert view._share == pytest.approx(20 / 60)
+    assert view._progress()[:2] == ["round 10/10", "1 of 2 runs done"]
+    done = made_up("a", accuracies={49: 0.5})
+    done.model = {}
+    view(49, [done])
+    assert view._progress()[0] == "round 49" and view._share == pytest.approx(59 / 60)
 
 
 def test_the_rate_of_runs_that_are_passed_when_finished(clock: list[float]) -> None:

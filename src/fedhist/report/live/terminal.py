@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple, Self
 
@@ -67,8 +67,24 @@ class Fact(NamedTuple):
         return f"{self.name} {self.text}{unit}{self.note}"
 
 
+class Goal(NamedTuple):
+    """When a run ends: after so many rounds, or at a virtual time."""
+
+    rounds: int | None
+    until: float | None = None
+
+    def total(self, history: History | None) -> float | None:
+        """Return the rounds that a run takes, estimated where it ends at a time; None as long as nothing is known."""
+        if self.until is None:
+            return self.rounds
+        latest = history.evaluations[-1] if history is not None and history.evaluations else None
+        return latest.round * max(self.until / latest.time, 1.0) if latest is not None and latest.time > 0 else None
+
+
 class Terminal:
     """An `on_round` hook that shows all `trials` of a command, also those that come one after the other.
+
+    `goals` says when the runs of each method end; a number of rounds is for all methods.
 
     On a terminal that is a bar and a table, kept up to date; elsewhere, a line at every evaluation. With `at_once`
     runs are passed only when they are finished, as with Ray; otherwise a run that is first passed in the middle was
@@ -76,12 +92,19 @@ class Terminal:
     """
 
     def __init__(
-        self, rounds: int, trials: int, console: Console, *, quiet: bool = False, at_once: bool = False
+        self,
+        goals: int | Mapping[str, Goal],
+        trials: int,
+        console: Console,
+        *,
+        quiet: bool = False,
+        at_once: bool = False,
     ) -> None:
-        self.rounds, self.trials, self.console, self.quiet, self.at_once = rounds, trials, console, quiet, at_once
+        self.goals, self.trials, self.console, self.quiet, self.at_once = goals, trials, console, quiet, at_once
         self._runs: dict[tuple[str, int], History] = {}
         self._done: dict[tuple[str, int], int] = {}
         self._round, self._k, self._work = 0, 0, 0
+        self._method = ""
         self._pace = Pace()
         self._seen: Seen = {}
         self._downloads = Progress(TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
@@ -108,10 +131,10 @@ class Terminal:
 
     def __call__(self, round_: int, histories: Sequence[History]) -> None:
         """Record a round; at an evaluation, write a line where there is no terminal."""
-        self._round, self._k = round_, histories[0].clients.shape[1]
+        self._round, self._k, self._method = round_, histories[0].clients.shape[1], histories[0].method
         for history in histories:
-            run = history.method, history.seed
-            self._work += self._k * max(round_ - self._done.get(run, 0 if self.at_once else round_ - 1), 0)
+            run, k = (history.method, history.seed), history.clients.shape[1]
+            self._work += k * max(round_ - self._done.get(run, 0 if self.at_once else round_ - 1), 0)
             self._runs[run], self._done[run] = history, round_
         self._pace.mark(time.monotonic(), self._work)
         if self._live is None and not self.quiet and list(fresh(histories, self._seen)):
@@ -123,22 +146,50 @@ class Terminal:
         methods = dict.fromkeys(history.method for history in runs)
         return {method: _facts([history for history in runs if history.method == method]) for method in methods}
 
+    def _goal(self, method: str) -> Goal:
+        return Goal(self.goals) if isinstance(self.goals, int) else self.goals.get(method, Goal(None))
+
     def _progress(self) -> list[str]:
         """Return how far the runs are, and how fast."""
-        parts = [f"round {self._round:,}/{self.rounds:,}"]
-        finished = sum(done == self.rounds for done in list(self._done.values()))
+        goal = self._goal(self._method)
+        parts = [f"round {self._round:,}" + ("" if goal.rounds is None or goal.until else f"/{goal.rounds:,}")]
+        finished = sum(self._finished(run) for run in list(self._done))
         if self.trials > 1 and (len(self._done) < self.trials or 0 < finished < self.trials):
             parts.append(f"{finished} of {self.trials} runs done")
         rate = self._pace.rate
         return [*parts, f"{rate:,.{0 if rate >= 10 else 1}f} client updates/s"] if rate else parts
 
+    def _finished(self, run: tuple[str, int]) -> bool:
+        goal = self._goal(run[0])
+        return self._runs[run].model is not None or (goal.until is None and self._done[run] == goal.rounds)
+
+    def _totals(self) -> tuple[dict[tuple[str, int], float], float]:
+        """Return how many rounds each run takes that has begun, as far as is known, and the others together."""
+        runs = dict(self._runs)
+        known = {run: self._goal(run[0]).total(history) for run, history in runs.items()}
+        begun = {run: max(total or 0.0, float(self._done.get(run, 0))) for run, total in known.items()}
+        usual = mean(list(begun.values())) or 0.0
+        if isinstance(self.goals, int):
+            return begun, (self.trials - len(begun)) * float(self.goals)
+        waiting = 0.0
+        for method, goal in self.goals.items():
+            own = [total for run, total in begun.items() if run[0] == method]
+            left = max(self.trials // len(self.goals) - len(own), 0)
+            expected = goal.total(None)
+            waiting += left * float((mean(own) or usual) if expected is None else expected)
+        return begun, waiting
+
     @property
     def _share(self) -> float:
-        return sum(list(self._done.values())) / (self.rounds * self.trials)
+        begun, waiting = self._totals()
+        total = sum(begun.values()) + waiting
+        return min(sum(list(self._done.values())) / total, 1.0) if total else 0.0
 
     @property
     def _left(self) -> str:
-        updates, rate = (1 - self._share) * self.rounds * self.trials * self._k, self._pace.rate
+        (begun, waiting), rate = self._totals(), self._pace.rate
+        ahead = {run: total - self._done.get(run, 0) for run, total in begun.items()}
+        updates = sum(left * self._runs[run].clients.shape[1] for run, left in ahead.items()) + waiting * self._k
         return f"{timedelta(seconds=round(updates / rate))} left" if rate else ""
 
     def _line(self) -> str:

@@ -1,0 +1,177 @@
+"""Is asynchrony worth it here? The answer that a comparison of synchronous and asynchronous methods gives, in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from fedhist.report.cost import amount
+from fedhist.report.figure import counted, listed
+from fedhist.report.measure import primary
+from fedhist.report.statistics import Ratio, ratio
+from fedhist.store.history import Comparison, History
+
+QUESTION = "Is asynchrony worth it here?"
+UNDECIDED = "These runs do not say"
+COSTS = {"work": "client work", "bytes": "bytes"}
+"""What a method that is sooner may need more of."""
+
+
+def answer(runs: Comparison, target: float | None) -> str:
+    """Return whether asynchrony is worth it, by the virtual time to a target; nothing unless both kinds are there.
+
+    The soonest method of either kind are compared, seed by seed.
+    """
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for method in runs.methods:
+        kinds[synchronous(runs[method][0])].append(method)
+    if not kinds[True] or not kinds[False]:
+        return ""
+    if target is None:
+        return f"{QUESTION} Give a target, and the time to reach it will say."
+    ways = {kind: [_Way.of(method, runs[method], target) for method in methods] for kind, methods in kinds.items()}
+    sync, async_ = (min(ways[kind], key=_Way.rank) for kind in (True, False))
+    mark = primary(runs[0]).mark(target)
+    if not sync.times and not async_.times:
+        ends = [end for both in ways.values() for each in both for end in each.ends.values()]
+        within = f" within {amount(max(ends))} of virtual time" if ends else ""
+        return f"{QUESTION} {UNDECIDED}: no method reaches {mark}{within}. Run longer, or lower the target."
+    chosen = [
+        f"{each.method} is the soonest of {len(ways[kind])} {'synchronous' if kind else 'asynchronous'} methods"
+        for kind, each in ((True, sync), (False, async_))
+        if len(ways[kind]) > 1 and each.times
+    ]
+    sentences = [QUESTION, *_compared(sync, async_, mark)]
+    return " ".join([*sentences, *([f"{listed(chosen)}, on these seeds."] if chosen else [])])
+
+
+def synchronous(history: History) -> bool:
+    """Whether every round of a run waited for all clients that had been sent its model."""
+    closing = str(history.setting.get("closing", "first")).lower()
+    at_work = history.setting.get("concurrency", history.setting.get("clients"))
+    return closing.startswith("synchronous") or (closing.startswith("first") and at_work == history.clients.shape[1])
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How soon one method reaches the target, and what it has spent by then, seed by seed."""
+
+    method: str
+    times: Mapping[int, float]
+    """Of the seeds that reach it."""
+    ends: Mapping[int, float]
+    """When the other seeds ended."""
+    costs: Mapping[str, Mapping[int, float]]
+    early: bool
+    """Whether some seed was at the target when it was first evaluated."""
+    diverged: int
+    """How many seeds diverged; these are in none of the others."""
+
+    @classmethod
+    def of(cls, method: str, histories: Sequence[History], target: float) -> Self:
+        """Return how soon some runs of a method are there."""
+        live = [h for h in histories if not h.diverged and h.evaluations]
+        spent = {axis: {h.seed: h.cost_to(target, axis) for h in live} for axis in ("time", *COSTS)}
+        known = {axis: {seed: v for seed, v in each.items() if v is not None} for axis, each in spent.items()}
+        times = known.pop("time")
+        ends = {h.seed: float(h.cost("time")[-1]) for h in live if h.seed not in times}
+        early = any(h.rounds_to(target) == h.evaluations[0].round for h in live)
+        return cls(method, times, ends, known, early, sum(h.diverged for h in histories))
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.times) + len(self.ends) + self.diverged
+
+    def rank(self) -> tuple[float, float]:
+        """Return what is smaller for a better method: its share of runs that do not get there, then its time."""
+        return (1 - len(self.times) / self.seeds if self.seeds else 1.0), _centre(self.times)
+
+
+def _compared(sync: _Way, async_: _Way, mark: str) -> list[str]:
+    """Return the answer for one method of either kind, in sentences."""
+    if not sync.times or not async_.times:
+        return _one_of_them(sync, async_, mark)
+    common = sync.times.keys() & async_.times.keys()
+    factor = ratio(sync.times, async_.times)
+    if factor is None:
+        return [f"{UNDECIDED}: {sync.method} and {async_.method} reach {mark} with different seeds."]
+    first, other = (async_, sync) if factor.mean >= 1 else (sync, async_)
+    factor = ratio(other.times, first.times) or factor
+    when, against = (amount(_centre({s: each.times[s] for s in common})) for each in (first, other))
+    verdict = _verdict(factor, first, other, "yes" if first is async_ else "no")
+    text = (
+        f"{verdict}: {first.method} reaches {mark} first, at the virtual time {when} against {against} with "
+        f"{other.method}, {amount(factor.mean)} times as fast ({_sure(factor)})."
+    )
+    return [text, _price(first, other), *_left_out(first, other), *_coarse(first, other)]
+
+
+def _verdict(factor: Ratio, first: _Way, other: _Way, yes: str) -> str:
+    """Return the answer in a few words."""
+    if first.ends.keys() & other.times.keys() or first.diverged > other.diverged:
+        return f"{UNDECIDED}, since not every run of {first.method} gets there"
+    if factor.low is None:
+        return f"In time, {yes}, as far as one seed can say"
+    return f"In time, {yes}" if factor.low > 1 else f"{UNDECIDED}, since the interval contains 1"
+
+
+def _one_of_them(sync: _Way, async_: _Way, mark: str) -> list[str]:
+    """Return the answer where only one of the two reaches the target at all."""
+    first, other = (async_, sync) if async_.times else (sync, async_)
+    reached = f"{first.method} reaches {mark} at the virtual time {amount(_centre(first.times))}"
+    if not other.ends:
+        return [f"{UNDECIDED}: {reached}, and {other.method} diverged.", *_left_out(first)]
+    within = f"{other.method} has not reached it within {amount(max(other.ends.values()))}"
+    pairs = sorted(first.times.keys() & other.ends.keys())
+    if not pairs or any(other.ends[seed] <= first.times[seed] for seed in pairs):
+        return [f"{UNDECIDED}: {reached}, and {within}, where its runs end.", f"Run {other.method} longer."]
+    least = ratio(other.ends, first.times)
+    factor = "" if least is None else f", so that it is at least {amount(least.mean)} times as fast"
+    yes = f"In time, {'yes' if first is async_ else 'no'}"
+    if first.ends or first.diverged:
+        yes = f"{UNDECIDED}, since not every run of {first.method} gets there"
+    elif len(pairs) == 1:
+        yes, factor = f"{yes}, as far as one seed can say", f"{factor} (one seed: no interval)"
+    return [f"{yes}: {reached}, and {within}{factor}.", *_left_out(first, other)]
+
+
+def _price(first: _Way, other: _Way) -> str:
+    """Return what the sooner method needs in other respects."""
+    factors = {name: ratio(first.costs[axis], other.costs[axis]) for axis, name in COSTS.items()}
+    parts = [f"{amount(each.mean)} times the {name} ({_sure(each)})" for name, each in factors.items() if each]
+    if not parts:
+        return "Client work and bytes are not known."
+    return f"Up to there it takes {listed(parts)}."
+
+
+def _left_out(*ways: _Way) -> list[str]:
+    """Return sentences about runs that do not count."""
+    missed = []
+    for each in ways:
+        of = f"of {counted(each.seeds, 'run')} of {each.method}"
+        if each.ends and each.times:
+            missed.append(f"{len(each.ends)} {of}, which did not reach it within {amount(max(each.ends.values()))}")
+        if each.diverged:
+            missed.append(f"{each.diverged} {of}, which diverged")
+    return [f"Not counted: {'; '.join(missed)}."] if missed else []
+
+
+def _coarse(*ways: _Way) -> list[str]:
+    """Return a sentence about methods that were at the target before anybody looked."""
+    early = listed(each.method for each in ways if each.early)
+    return [f"The first evaluation already finds {early} there; evaluate more often (eval_every)."] if early else []
+
+
+def _centre(times: Mapping[int, float]) -> float:
+    """Return the geometric mean of times; infinity for none."""
+    logs = [math.log(time) for time in times.values() if time > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else (0.0 if times else math.inf)
+
+
+def _sure(factor: Ratio) -> str:
+    """Return the interval of a factor, and of how many seeds it is."""
+    if factor.low is None or factor.high is None:
+        return "one seed: no interval"
+    high = f"to {amount(factor.high)}" if factor.high < 1e6 else "and above"
+    return f"95 % interval {amount(factor.low)} {high}, {counted(factor.pairs, 'seed')}"
