@@ -27,6 +27,24 @@ def look(place: int) -> tuple[str, str]:
 
 
 @contextmanager
+def picture(path: Path, size: tuple[float, float], dpi: int) -> Iterator[Any]:
+    """Give a figure to draw on; it is written at the end."""
+    import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure = plt.figure(figsize=size, layout="constrained")
+    try:
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
+    finally:
+        plt.close(figure)
+
+
+@contextmanager
 def drawing(
     path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int, *, alike: bool = True
 ) -> Iterator[list[Any]]:
@@ -34,20 +52,8 @@ def drawing(
 
     The picture is written at the end.
     """
-    import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, grid = plt.subplots(rows, columns, sharex=alike, sharey=True, squeeze=False, layout="constrained")
-    figure.set_size_inches(*size)
-    try:
-        yield list(grid.flat)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
-    finally:
-        plt.close(figure)
+    with picture(path, size, dpi) as figure:
+        yield list(figure.subplots(rows, columns, sharex=alike, sharey=True, squeeze=False).flat)
 
 
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:

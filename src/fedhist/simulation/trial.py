@@ -132,7 +132,7 @@ class Trial(ServerOptions):
     speeds: Speeds = option(
         "lognormal",
         "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit, random (K of N at random) "
-        "or a profile (see `fedhist world --help`), with options as in lognormal:sigma=1.",
+        "or a profile (see `fedhist world --list`), with options as in lognormal:sigma=1.",
         "World",
     )
     network: Transfers | None = option(
