@@ -337,7 +337,7 @@ def _title(trials: Sequence[Trial]) -> str:
 
 def _brief(part: Any) -> str:
     """Return a description of a part, without those options of availability that are at their defaults."""
-    known = sorted(fields(part), key=lambda each: each.kw_only) if is_dataclass(part) else []
+    known = sorted(fields(part), key=lambda each: bool(each.kw_only)) if is_dataclass(part) else []
     if not any(each.kw_only for each in known):
         return str(plain(part))
     given = {each.name: getattr(part, each.name) for each in known if each.init}
