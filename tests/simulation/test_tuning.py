@@ -75,7 +75,7 @@ def test_the_best_rate_is_found_in_a_third_of_the_updates(
     assert abs(math.log10(lr / best)) <= (0.5 if bias else 0.26) + 1e-3, "a step is half a decade"
     assert found.updates == sum(each.updates for each in found.tried) <= found.whole_grid / 3
     assert found.whole_grid == 9 * 180 * 4
-    assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task).local.lr == lr
+    assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task, k=4).local.lr == lr
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 9, 16, 27])
@@ -261,6 +261,22 @@ def test_survivors_end_as_whole_runs_do(task: fh.Task) -> None:
     assert len(ended) >= 2 and all(each.updates == 54 * 3 for each in ended)
 
 
+def test_arms_that_close_rounds_in_other_ways_and_stop_by_time(task: fh.Task) -> None:
+    """Each has rounds of its own, and budgets are shares of what whole runs would take."""
+    arms = [
+        fh.Arm("fedavg", name="first", k=2),
+        fh.Arm("fedavg", name="synchronous", closing="synchronous:k=4"),
+        fh.Arm("fedavg", name="deadline", closing="deadline:seconds=0.5,at_least=1"),
+    ]
+    tuned = fh.tune(arms, task, grid={"lr": (0.001, 0.03, 1.0)}, until=60.0)
+    assert len({found.tried[0].rounds for found in tuned.found}) == 3
+    for arm, found in zip(tuned.arms, tuned.found, strict=True):
+        assert 0.2 < found.updates / found.whole_grid < 0.4
+        assert arm.trial(task, until=60.0).rounds >= found.tried[0].rounds
+    deadline = tuned.found[2]
+    assert deadline.whole_grid < 3 * tuned.arms[2].trial(task, until=60.0).rounds * 8, "not all clients in every round"
+
+
 def test_the_test_data_are_not_looked_at(make_task: Callable[..., fh.Task]) -> None:
     task, other = make_task(), make_task()
     for test in other.tests.values():
@@ -307,6 +323,7 @@ def test_the_usual_grid_is_around_the_rate_that_a_run_would_have(
         ({"record": "a"}, "option of tune()"),
         ({"roundss": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 8}, "FedAvg has 8 rounds, too few to compare candidates on the way"),
     ],
 )
 def test_bad_arguments(task: fh.Task, given: dict[str, Any], message: str) -> None:

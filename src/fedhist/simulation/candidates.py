@@ -88,22 +88,21 @@ class Contest:
     arm: Arm
     axes: dict[str, list[Any]]
     """The values of each option; those beyond the ends of what was given are added."""
-    rounds: int
-    """Of a whole run."""
-    budget: int
-    """The rounds that all candidates together may take, for each seed."""
     higher: bool
     """Whether more of the primary metric is better."""
+    budget: int = 0
+    """The client updates that all candidates together may take."""
     tried: dict[Point, Tried] = field(default_factory=dict)
     homes: dict[Point, tuple[int, int]] = field(default_factory=dict)
     """In which step a candidate was last run, and its place there."""
     alive: list[Point] = field(default_factory=list)
     """Those that have come as far as the last comparison."""
     spent: int = 0
+    """The client updates that those so far would have taken, had none of them diverged."""
 
     @property
     def left(self) -> int:
-        """The rounds that are left of the budget."""
+        """The client updates that are left of the budget."""
         return self.budget - self.spent
 
     def candidate(self, point: Point, name: str | None = None) -> Arm:
