@@ -152,11 +152,11 @@ def slow_clients(settings: Settings) -> range:
     return range(count)
 
 
-def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:
-    """Load the data set and divide it among the clients."""
+def task_of(settings: Settings, seed: int, progress: Progress | None = None, *, validation: bool = False) -> Task:
+    """Load the data set and divide it among the clients; with `validation`, training data are held back to test on."""
     name, clients = settings["dataset"], settings["clients"]
     same = "model", "client_test", "data_dir"
-    common = {**{option: settings[option] for option in same}, "progress": progress}
+    common = {**{option: settings[option] for option in same}, "progress": progress, "validation": validation}
     if name in NATURAL:
         return load_task(name, clients, seed=seed, **common)
     beta, shards = settings["beta"], settings["shards_per_client"]
