@@ -92,7 +92,7 @@ def methods_of(settings: Settings) -> list[Method | Arm]:
     Those with options of their own follow the others.
     """
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
-    return [*(_guarded(name, settings) for name in names), *(_arm(each, settings) for each in settings["arm"])]
+    return [*(_guarded(name, settings) for name in names), *(arm_of(each, settings) for each in settings["arm"])]
 
 
 def goals_of(settings: Settings) -> dict[str, Goal]:
@@ -117,7 +117,7 @@ def without_effect(settings: Settings) -> bool:
     return False
 
 
-def _arm(given: Mapping[str, Any], settings: Settings) -> Arm:
+def arm_of(given: Mapping[str, Any], settings: Settings) -> Arm:
     """Return the arm that a table in a file means."""
     options = {name: value for name, value in given.items() if name not in ("strategy", "name")}
     arm = Arm(_guarded(given["strategy"], settings), name=given.get("name"), **options)
