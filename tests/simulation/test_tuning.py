@@ -350,6 +350,9 @@ def test_files(task: fh.Task, tmp_path: Path, plant: Callable[[Score], Any]) -> 
     assert told["arm"][0] == {"strategy": "fedavg", "name": "small K", "k": 2, **tuned.best["small K"]}
     own = {"strategy": "fedhist:ina=false", "name": arms[1].name, "local_steps": 3, **tuned.best[arms[1].name]}
     assert told["arm"][1] == own
+    for table, arm in zip(told["arm"], tuned.arms, strict=True):
+        one, other = (each.trial(task, rounds=90, k=4) for each in (fh.Arm(**table), fh.Arm(arm.method, **arm.options)))
+        assert one.described() == other.described() and one.method.name == table["name"]
     stored = json.loads((folder / "tuned.json").read_text())
     assert list(stored) == ["small K", arms[1].name]
     assert stored["small K"]["best"] == tuned.best["small K"]
