@@ -122,8 +122,12 @@ def test_what_cannot_grow_is_not_at_an_end(task: fh.Task, plant: Callable[[Score
 def test_a_ridge_is_not_followed_beyond_the_grid(task: fh.Task, plant: Callable[[Score], Any]) -> None:
     """The product of the two rates matters, so a corner is as good as what lies inside."""
     plant(peak(0.03))
-    found = fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03, 0.09), "server_lr": (1 / 3, 1.0, 3.0)}, rounds=90, k=4)
-    assert found.found[0].widened == {} == found.found[0].edges
+    grid = {"lr": (0.01, 0.03, 0.09), "server_lr": (1 / 3, 1.0, 3.0)}
+    found = fh.tune(["fedavg"], task, grid=grid, rounds=90, k=4).found[0]
+    assert found.widened == {} == found.edges
+    assert found.best == {"lr": 0.03, "server_lr": 1.0}, "of those that come to the same, the one inside"
+    further = [each.options["lr"] * each.options["server_lr"] for each in found.tried if each.rounds > 10]
+    assert len({round(each, 4) for each in further}) == len(further) == 3, "and not the others"
 
 
 def test_all_arms_get_as_many_updates(task: fh.Task, plant: Callable[[Score], Any]) -> None:
@@ -165,11 +169,9 @@ def test_diverged_candidates_are_the_worst(task: fh.Task, plant: Callable[[Score
         fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03)}, rounds=90, k=4)
 
 
-def test_of_equal_candidates_the_one_with_less_loss_wins_then_the_first(
-    task: fh.Task, plant: Callable[[Score], Any]
-) -> None:
+def test_of_equal_candidates_the_first_inside_the_range_wins(task: fh.Task, plant: Callable[[Score], Any]) -> None:
     plant(lambda trial, stop: 0.5)
-    assert fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=90, k=4, widen=0).best["FedAvg"]["lr"] == RATES[0]
+    assert fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=90, k=4, widen=0).best["FedAvg"]["lr"] == RATES[1]
 
 
 def test_scores_are_means_over_seeds(task: fh.Task, plant: Callable[[Score], Any]) -> None:
@@ -350,6 +352,9 @@ def test_files(task: fh.Task, tmp_path: Path, plant: Callable[[Score], Any]) -> 
     assert told["arm"][0] == {"strategy": "fedavg", "name": "small K", "k": 2, **tuned.best["small K"]}
     own = {"strategy": "fedhist:ina=false", "name": arms[1].name, "local_steps": 3, **tuned.best[arms[1].name]}
     assert told["arm"][1] == own
+    for table, arm in zip(told["arm"], tuned.arms, strict=True):
+        one, other = (each.trial(task, rounds=90, k=4) for each in (fh.Arm(**table), fh.Arm(arm.method, **arm.options)))
+        assert one.described() == other.described() and one.method.name == table["name"]
     stored = json.loads((folder / "tuned.json").read_text())
     assert list(stored) == ["small K", arms[1].name]
     assert stored["small K"]["best"] == tuned.best["small K"]
