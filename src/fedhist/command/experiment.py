@@ -97,12 +97,10 @@ def methods_of(settings: Settings) -> list[Method | Arm]:
 
 def goals_of(settings: Settings) -> dict[str, Goal]:
     """Return when the runs of each method end."""
-    shared = {name: settings.get(name) for name in ("rounds", "until")}
     goals = {}
     for method in methods_of(settings):
-        own = method.options if isinstance(method, Arm) else {}
-        ends = {name: own[name] for name in shared if name in own} or shared
-        rounds, until = ends.get("rounds"), ends.get("until")
+        own = {**settings, **(method.options if isinstance(method, Arm) else {})}
+        rounds, until = own["rounds"], own["until"]
         goals[method.name] = Goal(ROUNDS if rounds is until is None else rounds, until)
     return goals
 
