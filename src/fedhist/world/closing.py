@@ -59,6 +59,8 @@ class Arrival(FirstK):
 class Synchronous(Closing):
     """Clients are sampled, and the server waits for them; nobody else is at work.
 
+    A round also closes when nobody of the sample is at work any more.
+
     Parameters
     ----------
     k
@@ -67,8 +69,6 @@ class Synchronous(Closing):
         How many times as many are sampled. The others are told to stop when the round closes, and their work is lost.
     deadline
         Seconds after which a round closes with the uploads there are, at least one.
-
-    A round also closes when nobody of the sample is at work any more.
     """
 
     k: int = 10
