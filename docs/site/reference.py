@@ -164,7 +164,7 @@ def faults() -> str:
 
 
 FIRST = {
-    "Run": ["simulate", "compare", "simulate_many", "Trial", "Local"],
+    "Run": ["simulate", "compare", "simulate_many", "tune", "Trial", "Arm", "Local", "Tuned"],
     "Strategies": ["Strategy", "Arrivals"],
     "Results": ["History", "Evaluation", "Comparison"],
 }
@@ -182,7 +182,8 @@ TITLES = {
     "world.network": "Network",
     "world.availability": "Availability",
     "world.coupling": "Coupling",
-    "world.closing": "Closings",
+    "world.closing": "Rounds",
+    "world.clock": "Schedules",
     "world.clocks": "Schedules",
     "world.schedule": "Schedules",
     "world.arrival_log": "Schedules",
@@ -193,9 +194,9 @@ TITLES = {
     "errors": "Errors",
 }
 """The group of a public name, by the module that defines it."""
-WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay"}
+WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay", "Tuned"}
 """Classes whose methods are listed too."""
-WITH_OPTIONS = {"simulate", "compare", "Trial"}
+WITH_OPTIONS = {"simulate", "compare", "tune", "Trial"}
 """Names whose arguments are known only when the code runs."""
 NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise", "ClientSide"]
 """The names of `fedhist.flower`, and the options that `KAsync` inherits."""

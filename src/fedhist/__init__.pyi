@@ -18,6 +18,7 @@ from fedhist.errors import (
     FedHistError as FedHistError,
     InvalidInput as InvalidInput,
 )
+from fedhist.report.tuned import Tuned as Tuned, tune as tune
 from fedhist.simulation.arms import Arm as Arm
 from fedhist.simulation.engine import compare as compare, simulate as simulate, simulate_many as simulate_many
 from fedhist.simulation.methods import Method as Method

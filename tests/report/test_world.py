@@ -200,7 +200,8 @@ def test_what_cannot_be_shown_is_refused(options: dict[str, Any], sentence: str)
         (fh.Synchronous(10), "synchronous, 10"),
         (fh.Synchronous(10, 1.3, 5), "synchronous, 10 of 13, deadline 5"),
         (fh.Deadline(2.5), "deadline 2.5"),
-        (fh.Deadline(2.5, at_least=3), "deadline 2.5, at least 3"),
+        (fh.Deadline(2.5, at_least=3, at_most=9), "deadline 2.5, at least 3, at most 9"),
+        (fh.Closing(), "Closing()"),
     ],
 )
 def test_names(closing: fh.Closing, name: str) -> None:

@@ -30,6 +30,7 @@ from fedhist.command.printing import (
     stderr,
 )
 from fedhist.command.settings import Settings
+from fedhist.command.tune import carry_out_search, tune
 from fedhist.command.world import WORLD_FLAGS, world
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
 from fedhist.store.files import slug
@@ -99,6 +100,7 @@ def compare(
 
 
 app.command()(takes_settings(several=False, **WORLD_FLAGS)(world))
+app.command()(takes_settings(several=True)(tune))
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -109,7 +111,7 @@ def record() -> None:
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison that was stopped.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison or search that was stopped.")],
     quiet: Quiet = False,
     tensorboard: Board = False,
     inexact: Annotated[
@@ -122,7 +124,10 @@ def resume(
         _say(f"{folder} is finished; there is nothing to resume.")
         return
     with contextlib.closing(unfinished):
-        _carry_out(unfinished, quiet, tensorboard, inexact)
+        if unfinished.command == "tune":
+            carry_out_search(unfinished, quiet, inexact)
+        else:
+            _carry_out(unfinished, quiet, tensorboard, inexact)
 
 
 def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool = False) -> None:

@@ -92,17 +92,15 @@ def methods_of(settings: Settings) -> list[Method | Arm]:
     Those with options of their own follow the others.
     """
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
-    return [*(_guarded(name, settings) for name in names), *(_arm(each, settings) for each in settings["arm"])]
+    return [*(_guarded(name, settings) for name in names), *(arm_of(each, settings) for each in settings["arm"])]
 
 
 def goals_of(settings: Settings) -> dict[str, Goal]:
     """Return when the runs of each method end."""
-    shared = {name: settings.get(name) for name in ("rounds", "until")}
     goals = {}
     for method in methods_of(settings):
-        own = method.options if isinstance(method, Arm) else {}
-        ends = {name: own[name] for name in shared if name in own} or shared
-        rounds, until = ends.get("rounds"), ends.get("until")
+        own = {**settings, **(method.options if isinstance(method, Arm) else {})}
+        rounds, until = own["rounds"], own["until"]
         goals[method.name] = Goal(ROUNDS if rounds is until is None else rounds, until)
     return goals
 
@@ -117,7 +115,7 @@ def without_effect(settings: Settings) -> bool:
     return False
 
 
-def _arm(given: Mapping[str, Any], settings: Settings) -> Arm:
+def arm_of(given: Mapping[str, Any], settings: Settings) -> Arm:
     """Return the arm that a table in a file means."""
     options = {name: value for name, value in given.items() if name not in ("strategy", "name")}
     arm = Arm(_guarded(given["strategy"], settings), name=given.get("name"), **options)
@@ -152,11 +150,11 @@ def slow_clients(settings: Settings) -> range:
     return range(count)
 
 
-def task_of(settings: Settings, seed: int, progress: Progress | None = None) -> Task:
-    """Load the data set and divide it among the clients."""
+def task_of(settings: Settings, seed: int, progress: Progress | None = None, *, validation: bool = False) -> Task:
+    """Load the data set and divide it among the clients; with `validation`, training data are held back to test on."""
     name, clients = settings["dataset"], settings["clients"]
     same = "model", "client_test", "data_dir"
-    common = {**{option: settings[option] for option in same}, "progress": progress}
+    common = {**{option: settings[option] for option in same}, "progress": progress, "validation": validation}
     if name in NATURAL:
         return load_task(name, clients, seed=seed, **common)
     beta, shards = settings["beta"], settings["shards_per_client"]

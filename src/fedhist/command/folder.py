@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,9 @@ from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, brief, reason, require
 from fedhist.store.files import locked, parse_json, read_text, remove_parts, slug, whole_file
 
-CONFIG, CHECKPOINT, BEGUN, SUMMARY = "config.toml", "checkpoint", "begun.json", "summary.json"
+CONFIG, CHECKPOINT, BEGUN, SUMMARY, TUNED = "config.toml", "checkpoint", "begun.json", "summary.json", "tuned.toml"
+STEPS = "step-[0-9]*"
+"""What a search keeps of each step: a file when it is finished, and a folder with the states of its runs."""
 MOST_ATTEMPTS = 100
 """How often a folder is made that others remove at the same time."""
 
@@ -31,16 +33,26 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, command: str, settings: Settings, lock: contextlib.ExitStack, created: list[Path] | None
+        self,
+        path: Path,
+        command: str,
+        settings: Settings,
+        own: Mapping[str, Any],
+        lock: contextlib.ExitStack,
+        created: list[Path] | None,
     ) -> None:
         self.path, self.command, self.settings, self._lock = path, command, settings, lock
+        self.own = own
+        """What the command was told besides settings."""
         self._created = created
         """Folders that this process made, the innermost first; None for a run that is resumed."""
         self._homes = {path}
         """Folders with results of these runs. What else lies below may belong to others."""
 
     @classmethod
-    def begin(cls, path: Path | None, name: str, command: str, settings: Settings) -> Self:
+    def begin(
+        cls, path: Path | None, name: str, command: str, settings: Settings, own: Mapping[str, Any] | None = None
+    ) -> Self:
         """Claim a folder, which must be empty or not exist; without a path, a new one below `runs`."""
         from fedhist.command.experiment import completed  # noqa: PLC0415
 
@@ -55,16 +67,16 @@ class RunFolder:
             ]
         settings = completed(settings, **files)
         if path is not None:
-            return cls._claimed(path, command, settings)
+            return cls._claimed(path, command, settings, own or {})
         base = Path("runs") / f"{slug(settings['dataset'])}-{slug(name)}-seed{settings['seed']}"
         for count in itertools.count(2):
             with contextlib.suppress(Taken):
-                return cls._claimed(path or base, command, settings)
+                return cls._claimed(path or base, command, settings, own or {})
             path = base.with_name(f"{base.name}-{count}")
         raise AssertionError  # it counts for ever
 
     @classmethod
-    def _claimed(cls, path: Path, command: str, settings: Settings) -> Self:
+    def _claimed(cls, path: Path, command: str, settings: Settings, own: Mapping[str, Any]) -> Self:
         """Begin in a folder that nobody uses. All that is done there is done by the one process that has its lock."""
         with _writing(path), contextlib.ExitStack() as stack:
             path = Path(os.path.realpath(path))  # unlike resolve(), of a loop of links too
@@ -76,14 +88,15 @@ class RunFolder:
                 raise Taken(f"out={relative} is unfinished; resume it with: fedhist resume {relative}")
             if any(each != part for each in path.iterdir()):
                 raise Taken(f"out={relative} exists already; choose another folder.")
-            folder = cls(path, command, settings, stack.pop_all(), created)
+            folder = cls(path, command, settings, own, stack.pop_all(), created)
             try:
                 if part.exists():  # by a process that was killed as it began
                     shutil.rmtree(part)
                 part.mkdir()
                 settings.write(part / CONFIG)
                 with whole_file(part / BEGUN) as file:
-                    file.write_text(json.dumps({"command": command, "fedhist": __version__}) + "\n")
+                    begun_by = {"command": command, "fedhist": __version__, **({"own": own} if own else {})}
+                    file.write_text(json.dumps(begun_by) + "\n")
                 part.rename(begun)  # from here on the run has begun, with all that is needed to resume it
                 folder._show_settings()
             except BaseException:
@@ -105,14 +118,14 @@ class RunFolder:
             left = config.is_file() or (begun.parent / CONFIG).is_file()
             require(left, f"{relative} holds no {CONFIG}, so there is nothing to resume.")
             if not begun.parent.is_dir():
-                finished = any(each.is_file() for each in (*path.glob(SUMMARY), *path.glob(f"*/{SUMMARY}")))
+                results = *path.glob(SUMMARY), *path.glob(f"*/{SUMMARY}"), path / TUNED
+                finished = any(each.is_file() for each in results)
                 require(finished, f"{relative} holds no run, so there is nothing to resume.")
                 _remove_done(path / f".{CHECKPOINT}")
                 return None
-            command = _begun_by(begun, relative)
-            folder = cls(
-                path, command, Settings.read(config if config.is_file() else begun.parent / CONFIG), stack, None
-            )
+            command, own = _begun_by(begun, relative)
+            settings = Settings.read(config if config.is_file() else begun.parent / CONFIG)
+            folder = cls(path, command, settings, own, stack, None)
             if command == "run":
                 folder.settings.require_one()
             fits = folder.settings["engine"] == "local" or not folder.saved
@@ -149,7 +162,7 @@ class RunFolder:
     @property
     def saved(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        return any(self.checkpoint.glob("runs-*.safetensors"))
+        return any(any(self.checkpoint.glob(pattern)) for pattern in ("**/runs-*.safetensors", f"{STEPS}.json"))
 
     def abandon(self, *, with_checkpoints: bool = False) -> None:
         """Remove all traces of a run that was begun by this process, unless it can be resumed."""
@@ -186,9 +199,12 @@ class RunFolder:
 def _remove_done(checkpoint: Path) -> None:
     """Remove the checkpoints of a run that is finished, and nothing else that may lie there."""
     remove_parts(checkpoint, ".runs-*")
-    for pattern in ("runs-*.safetensors", BEGUN, CONFIG):
+    remove_parts(checkpoint, f".{STEPS}")
+    for pattern in ("runs-*.safetensors", f"{STEPS}.json", BEGUN, CONFIG):
         for left in checkpoint.glob(pattern):
             left.unlink()
+    for left in checkpoint.glob(STEPS):
+        shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         checkpoint.rmdir()
 
@@ -215,20 +231,20 @@ def _hold(path: Path) -> contextlib.ExitStack:
     raise AssertionError  # it counts for ever
 
 
-def _begun_by(begun: Path, relative: Path) -> str:
-    """Return the command that began a run, which must be of this version."""
+def _begun_by(begun: Path, relative: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the command that began a run, which must be of this version, and what it was told besides settings."""
     try:
         stored = parse_json(read_text(begun))
-        command, version = stored["command"], stored["fedhist"]
+        command, version, own = stored["command"], stored["fedhist"], dict(stored.get("own", {}))
     except FileNotFoundError:
         raise InvalidInput(f"{relative} was stopped before it began; delete it and start again.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
-    require(command in ("run", "compare"), f"{from_here(begun)} names the unknown command {brief(command)}.")
+    require(command in ("run", "compare", "tune"), f"{from_here(begun)} names the unknown command {brief(command)}.")
     if version != __version__:
         begun_with = f"{relative} was begun with fedhist {str(version)[:20]}"
         raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")
-    return str(command)
+    return str(command), own
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
+from fedhist.report.learning import course_of
 from fedhist.report.measure import Measure, primary
 from fedhist.store.files import whole_file
 from fedhist.store.history import Comparison, History
@@ -95,14 +96,13 @@ def _draw(panel: Any, runs: Comparison, measure: Measure, cost: str) -> None:
         diverged = len(runs[method]) - len(live)
         label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
         label = textwrap.fill(label, WIDEST_LABEL)
-        count = min((len(history.evaluations) for history in live), default=0)
-        at = np.mean([history.cost(cost)[:count] for history in live] or [np.zeros(0)], axis=0)
-        known = np.array([history[measure.name][:count] for history in live] or [[]], float)  # None becomes NaN
-        shown, (colour, dashes) = measure.scale * known, look(i)
-        mean = shown.mean(axis=0)
+        evaluated, (colour, dashes) = [history for history in live if history.evaluations], look(i)
+        course = course_of(evaluated, measure) if evaluated else None
+        at = np.zeros(0) if course is None else course.cost[cost]
+        mean = np.zeros(0) if course is None else measure.scale * course.mean
         panel.plot(at, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
-        if len(live) > 1:
-            spread = shown.std(axis=0, ddof=1)
+        if course is not None and course.spread is not None:
+            spread = measure.scale * course.spread
             panel.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
         ends += at[-1:].tolist()
     if far_apart(ends):

@@ -14,7 +14,7 @@ from fedhist.report.cost import amount
 from fedhist.simulation.trial import Trial
 from fedhist.world.clock import Clock
 from fedhist.world.clocks import busy_clients, clock_of
-from fedhist.world.closing import Arrival, Closing, FirstK, Synchronous
+from fedhist.world.closing import Arrival, Closing, Deadline, FirstK, Synchronous
 from fedhist.world.events import EventClock
 from fedhist.world.fleet import Fleet
 from fedhist.world.schedule import Schedule, Start
@@ -146,8 +146,11 @@ def name_of(closing: Closing) -> str:
         sampled = f" of {closing.sample}" if closing.sample > closing.k else ""
         late = "" if closing.deadline is None else f", deadline {closing.deadline:g}"
         return f"synchronous, {closing.k}{sampled}{late}"
-    least = f", at least {closing.at_least}" if closing.at_least > 1 else ""
-    return f"deadline {closing.seconds:g}{least}" if closing.seconds is not None else repr(closing)
+    if isinstance(closing, Deadline):
+        least = f", at least {closing.at_least}" if closing.at_least > 1 else ""
+        most = "" if closing.at_most is None else f", at most {closing.at_most}"
+        return f"deadline {closing.seconds:g}{least}{most}"
+    return repr(closing)
 
 
 def describe(trials: Mapping[str, Trial], *, rounds: int | None = None, until: float | None = None) -> World:

@@ -15,7 +15,7 @@ LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is n
 SHARED = ("seed", "record", "record_dtype")
 """Options of a trial that all arms of a comparison have in common."""
 
-INSTEAD = (("epochs", "local_steps"), ("rounds", "until"), ("k", "closing"), ("schedule", "speeds"))
+INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("schedule", "speeds"))
 """Options of which one takes the place of the other, so that an arm with one of its own does not inherit the other."""
 
 
@@ -41,6 +41,8 @@ class Arm:
             if option not in known:
                 raise unknown_option("Arm()", option, known)
         method = as_method(strategy, options.get("objective"))
+        self.spec = strategy if isinstance(strategy, str) and "objective" not in options else None
+        """The text that names the method in files and commands; None where it was given as an object."""
         self.options = {option: value for option, value in options.items() if option != "objective"}
         texts = ", ".join(f"{option} = {plain(value)}" for option, value in self.options.items())
         label = name or (f"{method.name}, {texts}" if texts else method.name)

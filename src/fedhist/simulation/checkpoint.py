@@ -5,6 +5,7 @@ versions that clients still hold, what the strategy and the clients remember, an
 """
 
 import contextlib
+import shutil
 import signal
 import threading
 import time
@@ -114,7 +115,11 @@ class Saved:
     @property
     def file(self) -> str:
         """The name of the file for these runs."""
-        return f"runs-{self.kind}-{min(self.members):05d}.safetensors"
+        return _file_name(self.kind, self.members)
+
+
+def _file_name(kind: str, members: Iterable[int]) -> str:
+    return f"runs-{kind}-{min(members):05d}.safetensors"
 
 
 def taken(
@@ -208,10 +213,7 @@ class Checkpoints:
         return next((state for state in self.found() if (state.members, state.kind) == (members, kind)), None)
 
     def _read(self, file: Path) -> Saved:
-        from fedhist.simulation.facts import Stored  # noqa: PLC0415 (pydantic is not needed to simulate)
-        from fedhist.store.schema import reader  # noqa: PLC0415
-
-        tensors, stored = snapshot.read(file, KIND, lambda text: reader(Stored)(text).model_dump())
+        tensors, stored = _stored(file)
         try:
             by_run: dict[str, dict[str, Tensor]] = {str(place): {} for place in range(len(stored["facts"]))}
             for name, tensor in tensors.items():
@@ -300,6 +302,48 @@ class Checkpoints:
         self._failing = False
         self._kept.pop(state.file, None)
         return True
+
+
+def _stored(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the checked facts of a file."""
+    from fedhist.simulation.facts import Stored  # noqa: PLC0415 (pydantic is not needed to simulate)
+    from fedhist.store.schema import reader  # noqa: PLC0415
+
+    return snapshot.read(file, KIND, lambda text: reader(Stored)(text).model_dump())
+
+
+def carry_over(saved: Sequence[tuple[Path, int]], folder: Path) -> None:
+    """Make a folder from which a call can resume trials that were saved in others, completely or not at all.
+
+    `saved` names, for each trial of that call, the folder it was saved in and the number it had there. Runs that can
+    take their rounds together are put into one file, so that they will.
+    """
+    together: dict[tuple[object, ...], tuple[dict[str, Tensor], dict[str, Any]]] = {}
+    for home in dict.fromkeys(home for home, _ in saved):
+        new = {number: i for i, (own, number) in enumerate(saved) if own == home}
+        for file in sorted(home.glob("runs-*.safetensors")):
+            tensors, stored = _stored(file)
+            for place, (i, device) in enumerate(stored["members"]):
+                if i not in new:
+                    continue
+                about = stored["described"][place]
+                key = stored["kind"], stored["round"], about.get("rounds"), about.get("eval_every")
+                none: dict[str, Any] = {name: [] for name in ("members", "facts", "described", "numerics")}
+                kept, facts = together.setdefault(key, ({}, {**stored, **none}))
+                to = len(facts["members"])
+                kept |= {
+                    f"{to}.{n.split('.', 1)[1]}": t for n, t in tensors.items() if n.split(".", 1)[0] == str(place)
+                }
+                facts["members"].append((new[i], device))
+                for name in ("facts", "described", "numerics"):
+                    facts[name].append(stored[name][place])
+                facts["wall_seconds"] = max(facts["wall_seconds"], stored["wall_seconds"])
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for tensors, stored in together.values():
+        snapshot.write(part / _file_name(stored["kind"], dict(stored["members"])), KIND, tensors, stored)
+    part.rename(folder)
 
 
 def described(trial: Trial) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, require, whole
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, number, require, whole
 from fedhist.options import options_of, unknown_option
 from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
@@ -36,7 +36,7 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
     """
-    about, how = _divided("simulate", options)
+    about, how = divided("simulate", options)
     return simulate_many([Trial.of(strategy, task, **about)], **how)[0]
 
 
@@ -72,8 +72,8 @@ def compare(
     require(len(arms) > 0, "methods must name at least one method.")
     for name in (names := [arm.name for arm in arms]):
         require(names.count(name) == 1, f"methods names {name} twice.")
-    about, how = _divided("compare", options, without=("seed",))
-    tasks = _tasks(task, seeds)
+    about, how = divided("compare", options, without=("seed",))
+    tasks = tasks_by_seed(task, seeds)
     trials = [
         arm.trial(own, seed=seed, record=_folder(record, arm.name, seed), **about)
         for arm in arms
@@ -94,7 +94,7 @@ def compare(
     return runs
 
 
-def _tasks(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
+def tasks_by_seed(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
     """Return the task of each seed."""
     which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
     require(len(which) > 0, "seeds must name at least one seed.")
@@ -128,6 +128,7 @@ def simulate_many(
     checkpoint: str | Path | None = None,
     checkpoint_every: float = SECONDS_BETWEEN,
     inexact: bool = False,
+    fraction: float = 1.0,
 ) -> list[History]:
     """Run many trials, side by side where possible, and return their histories in the same order.
 
@@ -156,13 +157,20 @@ def simulate_many(
     inexact
         Resume a checkpoint also where it cannot be done to the bit: with another processor, PyTorch, compiler or, for
         the reference and batched trainers on a CPU, number of threads. An event in the history says so.
+    fraction
+        The share of every trial's rounds after which to evaluate and stop. What is kept in `checkpoint` can be resumed
+        with a larger one; rates that follow the round are those of the whole run all along.
     """
     fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
     require(fits, "trials must be a list of fedhist.Trial.")
     require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
+    require(0 < number("fraction", fraction) <= 1, f"fraction must be above 0 and at most 1, got {fraction}.")
+    recorded = any(trial.record is not None for trial in trials)
+    require(fraction == 1 or not recorded, "record keeps whole runs; leave out fraction.")
     if choice("engine", engine, ENGINES) == "ray":
         require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
-        require(not any(trial.record for trial in trials), "engine='ray' cannot record; run with engine='local'.")
+        require(fraction == 1, "engine='ray' takes whole runs; run with engine='local', or leave out fraction.")
+        require(not recorded, "engine='ray' cannot record; run with engine='local'.")
         from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
         where = choice("device", str(device), ("auto", "cpu", "cuda"))
@@ -177,16 +185,26 @@ def simulate_many(
         tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
         if not saved.resumed:
             check_room(tapes, resumable=checkpoint is not None)
-        return _Engine(plans, devices, on_round, saved).run()
+        return _Engine(plans, devices, on_round, saved, fraction).run()
+
+
+def stop_of(rounds: int, fraction: float) -> int:
+    """Return the round after which a run of so many rounds stops that is taken to a fraction of them, at least one."""
+    return max(1, round(fraction * rounds))
 
 
 class _Engine:
     """Carries out plans, in waves of those that fit together."""
 
     def __init__(
-        self, plans: Sequence[Plan], devices: Sequence[torch.device], on_round: OnRound | None, saved: Checkpoints
+        self,
+        plans: Sequence[Plan],
+        devices: Sequence[torch.device],
+        on_round: OnRound | None,
+        saved: Checkpoints,
+        fraction: float,
     ) -> None:
-        self.plans, self.devices, self.on_round, self.saved = plans, devices, on_round, saved
+        self.plans, self.devices, self.on_round, self.saved, self.fraction = plans, devices, on_round, saved, fraction
         self.done: dict[int, tuple[History, DivergedError | None]] = {}
         self.reported: dict[int, int] = {}
         """The last round for which `on_round` was called, of runs that have left their batch."""
@@ -238,13 +256,14 @@ class _Engine:
     def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None, silent: int = 0) -> None:
         """Take some runs through all their rounds; `on_round` has been called for those up to `silent`."""
         leaving: dict[int, int] = {}
+        end = stop_of(first.trial.rounds, self.fraction)
         if first.scheduled:  # runs that have left already are saved apart
             apart = [state for state in self.saved.found() if state.kind == first.one_by_one().kind]
             leaving = {i: state.round + 1 for state in apart for i in state.members if i in members}
         while True:
             runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[d]) for i, d in members.items()}
             with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
-                wave = Wave(first, members, runs, source, self.saved, leaving, silent)
+                wave = Wave(first, members, runs, source, self.saved, leaving, silent, end)
                 try:
                     wave.advance(before, self.on_round)
                     break
@@ -261,7 +280,7 @@ class _Engine:
                 self.done[i] = run.server.history, run.server.diverged
 
 
-def _divided(
+def divided(
     function: str, options: Mapping[str, Any], without: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of a trial, and those of how to carry it out."""
@@ -276,16 +295,16 @@ def _names(function: Callable[..., object], without: Sequence[str]) -> dict[str,
     return {name: each for name, each in inspect.signature(function).parameters.items() if name not in without}
 
 
-def _list_options(function: Callable[..., object], without: Sequence[str]) -> None:
+def list_options(function: Callable[..., object], without: Sequence[str]) -> None:
     """Let ``help()`` and editors show the options that a function passes on."""
     own = inspect.signature(function)
     named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
-    passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials",))
+    passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials", *without))
     single = {name: each.default for name, each in options_of(Trial).items() if each.part is not None}
     passed |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in single.items()}
     parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
     function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
-_list_options(simulate, ())
-_list_options(compare, ("seed",))
+list_options(simulate, ())
+list_options(compare, ("seed",))

@@ -49,6 +49,7 @@ class Wave:
         saved: Checkpoints,
         leaving: Mapping[int, int],
         silent: int,
+        end: int,
     ) -> None:
         self.first, self.members, self.source, self.saved = first, members, source, saved
         self.runs, self.by_number = list(runs.values()), runs
@@ -56,10 +57,12 @@ class Wave:
         """Runs that have to be carried out one by one, and from which round on."""
         self.silent = silent
         """The last round for which `on_round` has been called."""
+        self.end = end
+        """The last round to take now."""
         self.asked: list[int] = []
 
     def advance(self, before: Saved | None, on_round: OnRound | None) -> None:
-        """Take all rounds that are left."""
+        """Take all rounds that are left up to the last one that is wanted."""
         trial, done = self.first.trial, 0
         if before is not None:
             put_back(before, self.runs, self.source)
@@ -74,11 +77,11 @@ class Wave:
         with self._recording(done), watching as self.asked:
             if self._let_leave(done):
                 self._save_if_due(done)
-            for round_ in range(done + 1, trial.rounds + 1):
+            for round_ in range(done + 1, self.end + 1):
                 if not any(run.active for run in self.runs):
                     break
                 self.source.play(Server.close)  # Eq. 4
-                if round_ % trial.eval_every == 0 or round_ == trial.rounds:
+                if round_ % trial.eval_every == 0 or round_ == self.end:
                     self._look()
                     self._evaluate(round_)
                 for run in self.runs:
@@ -165,7 +168,7 @@ class Wave:
     def _save_if_due(self, round_: int) -> None:
         """Save if it is time, and stop if that was asked for."""
         on_disk = self.saved.folder is not None
-        last = round_ == self.first.trial.rounds or not any(run.active for run in self.runs)
+        last = round_ == self.end or not any(run.active for run in self.runs)
         due = (on_disk and (last or self.asked)) or ((on_disk or self.first.scheduled) and self.saved.due())
         if on_disk and (due or round_ == 1):  # in the first round rather than after an hour
             for run in self.runs:
