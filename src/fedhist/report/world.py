@@ -123,6 +123,8 @@ class World:
     labels: Floats | None
     """``(classes,)``: share of each label in the data; None if examples have no labels."""
     courses: Sequence[Course]
+    until: float | None
+    """When all of them end; None if they end after so many rounds."""
     fleet: Fleet | None
     """The clients as the clock knows them; None for recorded arrivals."""
 
@@ -190,7 +192,7 @@ def describe(trials: Mapping[str, Trial], *, rounds: int | None = None, until: f
     counts = first.task.label_counts() if first.task.has_labels else None
     courses = [_course(name, trials[name], each, fleets[name], order, counts) for name, each in cut.items()]
     held = None if counts is None else counts.sum(axis=0) / counts.sum()
-    return World(_title(list(trials.values())), order, means, held, courses, fleet)
+    return World(_title(list(trials.values())), order, means, held, courses, until, fleet)
 
 
 def _enough(clients: int) -> int:

@@ -75,8 +75,7 @@ def _law(world: World, course: Course) -> str:
 def _draw_timelines(figure: Any, world: World, courses: Sequence[Course]) -> None:
     """Draw some clients' trainings as bars, fast clients on top, in the same time for all."""
     lanes = world.order[thinned(len(world.order), LANES)]
-    most = BARS * len(lanes) * (1 if world.fleet is None or world.fleet.stretches is None else 2)
-    end = min(_window(course, lanes, most) for course in courses)
+    end = _window(world, courses, lanes)
     grid = figure.subplots(1, len(courses), sharex=True, sharey=True, squeeze=False)[0]
     drawn: dict[str, Any] = {}
     for place, (axes, course) in enumerate(zip(grid, courses, strict=True)):
@@ -98,10 +97,12 @@ def _draw_timelines(figure: Any, world: World, courses: Sequence[Course]) -> Non
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn), frameon=False, fontsize=9)
 
 
-def _window(course: Course, lanes: Ints, most: int) -> float:
-    """Return the time at which so many trainings of some clients have begun, or that of the last round."""
-    begun = np.sort(course.work.begun[np.isin(course.work.client, lanes)])
-    return float(min(begun[most], course.time)) if len(begun) > most else course.time
+def _window(world: World, courses: Sequence[Course], lanes: Ints) -> float:
+    """Return the time at which enough trainings of some clients have begun, or all is over."""
+    most = BARS * len(lanes) * (1 if world.fleet is None or world.fleet.stretches is None else 2)
+    begun = [np.sort(course.work.begun[np.isin(course.work.client, lanes)]) for course in courses]
+    last = [course.time for course in courses if not course.ended] or [max(course.time for course in courses)]
+    return float(min([world.until or min(last), *(each[most] for each in begun if len(each) > most)]))
 
 
 def _draw_bars(axes: Any, course: Course, lanes: Ints, end: float, colour: str) -> dict[str, Any]:
