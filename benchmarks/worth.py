@@ -60,13 +60,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("worth"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--dataset", default="fashion-mnist")
-    parser.add_argument("--until", type=float, default=60.0, help="virtual time of every run")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--until", type=float, default=80.0, help="virtual time of every run")
     parser.add_argument("--steps", type=int, default=5, help="local steps")
     parser.add_argument("--world", action="append", help="only this one; may be repeated")
     given = parser.parse_args()
 
     def task(seed: int) -> fh.Task:
-        return fh.load_task(given.dataset, CLIENTS, seed=seed, data_dir=given.data_dir)
+        return fh.load_task(given.dataset, CLIENTS, seed=seed, model=given.model, data_dir=given.data_dir)
 
     for name in given.world or WORLDS:
         folder = given.out / name.replace(" ", "-").replace(",", "")
