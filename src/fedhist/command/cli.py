@@ -21,6 +21,7 @@ from rich.text import Text
 import fedhist
 from fedhist.command.flags import takes_settings
 from fedhist.command.folder import RunFolder, from_here
+from fedhist.command.plan import STRATEGY, carry_out_plan, plan
 from fedhist.command.printing import (
     console,
     notes,
@@ -101,6 +102,7 @@ def compare(
 
 app.command()(takes_settings(several=False, **WORLD_FLAGS)(world))
 app.command()(takes_settings(several=True)(tune))
+app.command()(takes_settings(several=False, defaults={"strategy": STRATEGY})(plan))
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -111,7 +113,7 @@ def record() -> None:
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison or search that was stopped.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison, search or sweep that was stopped.")],
     quiet: Quiet = False,
     tensorboard: Board = False,
     inexact: Annotated[
@@ -124,8 +126,8 @@ def resume(
         _say(f"{folder} is finished; there is nothing to resume.")
         return
     with contextlib.closing(unfinished):
-        if unfinished.command == "tune":
-            carry_out_search(unfinished, quiet, inexact)
+        if own := {"tune": carry_out_search, "plan": carry_out_plan}.get(unfinished.command):
+            own(unfinished, quiet, inexact)
         else:
             _carry_out(unfinished, quiet, tensorboard, inexact)
 

@@ -10,6 +10,8 @@ import typer
 from fedhist.command.settings import all_options
 from fedhist.options import RENAMED, Option, unknown_option
 
+Command = Callable[..., None]
+
 
 def takes_settings(
     *,
@@ -28,7 +30,7 @@ def takes_settings(
     own_defaults = defaults or {}
     old_names = [name for name, new in RENAMED.items() if new in options]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         def run_command(**given: Any) -> None:
             for name in old_names:
                 if given.pop(name) is not None:

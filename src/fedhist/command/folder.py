@@ -17,6 +17,8 @@ from fedhist.store.files import locked, parse_json, read_text, remove_parts, slu
 CONFIG, CHECKPOINT, BEGUN, SUMMARY, TUNED = "config.toml", "checkpoint", "begun.json", "summary.json", "tuned.toml"
 STEPS = "step-[0-9]*"
 """What a search keeps of each step: a file when it is finished, and a folder with the states of its runs."""
+COMMANDS = ("run", "compare", "tune", "plan")
+"""Those that can be resumed."""
 MOST_ATTEMPTS = 100
 """How often a folder is made that others remove at the same time."""
 
@@ -240,7 +242,7 @@ def _begun_by(begun: Path, relative: Path) -> tuple[str, Mapping[str, Any]]:
         raise InvalidInput(f"{relative} was stopped before it began; delete it and start again.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{from_here(begun)} cannot be read: {reason(error)}.") from error
-    require(command in ("run", "compare", "tune"), f"{from_here(begun)} names the unknown command {brief(command)}.")
+    require(command in COMMANDS, f"{from_here(begun)} names the unknown command {brief(command)}.")
     if version != __version__:
         begun_with = f"{relative} was begun with fedhist {str(version)[:20]}"
         raise FedHistError(f"{begun_with} and cannot be resumed to the bit with {__version__}.")

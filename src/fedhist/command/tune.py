@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import tomllib
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from fedhist.command.folder import RunFolder, from_here
+from fedhist.command.printing import notes, print_table, resumable, say, stderr
 from fedhist.command.settings import Settings
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, brief, require
+from fedhist.errors import InvalidInput, brief, require
 
 if TYPE_CHECKING:
     from fedhist.report.tuned import Tuned
     from fedhist.simulation.arms import Arm
     from fedhist.store.history import History
 
-console = Console(markup=False, emoji=False)
-stderr = Console(stderr=True, markup=False, emoji=False)
 NOT_SHARED = ("strategy", "arm", "seed", "seeds", "defence", "record", "record_dtype")
 """Settings that the file for the test set has in the arms, has other values of, or leaves out."""
 
@@ -32,10 +27,6 @@ NOT_SHARED = ("strategy", "arm", "seed", "seeds", "defence", "record", "record_d
 Budget = Annotated[
     float, typer.Option(help="Share of the client updates of the whole grid that may be used.", show_default="a third")
 ]
-
-
-def _say(line: str, to: Console = console) -> None:
-    to.print(line, highlight=False, soft_wrap=True)
 
 
 def tune(
@@ -110,7 +101,7 @@ class _Progress:
         if self._status:
             self._status.update(line)
         elif not self.quiet and list(fresh(histories, self._seen)):
-            _say(line, stderr)
+            say(line, stderr)
 
 
 def arms_of(settings: Settings) -> list[Arm]:
@@ -129,24 +120,14 @@ def arms_of(settings: Settings) -> list[Arm]:
 
 def carry_out_search(folder: RunFolder, quiet: bool, inexact: bool = False) -> None:
     """Run the search a folder was claimed for, from where it was stopped, and write the results."""
+    with resumable(folder), notes(), _Progress(quiet) as progress:
+        tuned = _search(folder, progress, inexact)
     where = from_here(folder.path)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_notes())
-            tuned = _search(folder, stack.enter_context(_Progress(quiet)), inexact)
-    except KeyboardInterrupt as interrupt:
-        folder.abandon()
-        resumable = folder.checkpoint.exists()
-        _say(f"Interrupted; {f'resume with: fedhist resume {where}' if resumable else 'nothing was written.'}", stderr)
-        raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
-    except FedHistError as error:
-        folder.abandon(with_checkpoints=isinstance(error, DivergedError))
-        raise
     with folder.finishing():
         tuned.save(folder.path, _for_compare(folder.settings))
     _show(tuned)
     place = where / "tuned.toml"
-    _say(f"Heat maps and all candidates are in {where}; on the test set: fedhist compare --config {place} --seeds 5")
+    say(f"Heat maps and all candidates are in {where}; on the test set: fedhist compare --config {place} --seeds 5")
 
 
 def _search(folder: RunFolder, progress: _Progress, inexact: bool) -> Tuned:
@@ -191,29 +172,7 @@ def _for_compare(settings: Settings) -> dict[str, Any]:
     return {**shared, "seed": settings["seed"] + settings["seeds"]}
 
 
-@contextlib.contextmanager
-def _notes() -> Iterator[None]:
-    """Show each warning once, as a note."""
-    noted = set[str]()
-
-    def note(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in noted:
-            noted.add(str(message))
-            _say(f"Note: {message}", stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = note
-        yield
-
-
 def _show(tuned: Tuned) -> None:
-    columns, lines = tuned.lines()
-    table = Table(
-        columns[0], *(Column(each, justify="right") for each in columns[1:]), title="Chosen on held-back data"
-    )
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
+    print_table("Chosen on held-back data", *tuned.lines())
     for note in tuned.notes():
-        _say(note)
+        say(note)

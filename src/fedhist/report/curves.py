@@ -47,14 +47,21 @@ def picture(path: Path, size: tuple[float, float], dpi: int) -> Iterator[Any]:
 
 @contextmanager
 def drawing(
-    path: Path, rows: int, columns: int, size: tuple[float, float], dpi: int, *, alike: bool = True
+    path: Path,
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    dpi: int,
+    *,
+    alike: bool = True,
+    same_heights: bool = True,
 ) -> Iterator[list[Any]]:
-    """Give axes in rows and columns that share their scales, or unless `alike` the vertical ones only.
+    """Give axes in rows and columns that share their scales, or unless `alike` the vertical ones only, if these.
 
     The picture is written at the end.
     """
     with picture(path, size, dpi) as figure:
-        yield list(figure.subplots(rows, columns, sharex=alike, sharey=True, squeeze=False).flat)
+        yield list(figure.subplots(rows, columns, sharex=alike, sharey=same_heights, squeeze=False).flat)
 
 
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
