@@ -31,7 +31,7 @@ def steps(values: list[float], one: float, other: float) -> float:
 def exhaustive(method: str, task: fh.Task, grid: dict[str, list[float]], rounds: int, seed: int) -> dict[Any, Any]:
     """Return the mean over the last third and the last accuracy of all candidates that did not diverge."""
     pairs = list(itertools.product(*grid.values()))
-    options = {"rounds": rounds, "eval_every": max(1, rounds // 18), "seed": seed}
+    options = {"rounds": rounds, "seed": seed}
     trials = [fh.Trial(method, task, local=fh.Local(lr=lr), server_lr=own, **options) for lr, own in pairs]
     runs = zip(pairs, fh.simulate_many(trials), strict=True)
     return {pair: (judged(run).value, run.final_accuracy) for pair, run in runs if not run.diverged}

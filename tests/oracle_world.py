@@ -37,6 +37,7 @@ class Deadline(NamedTuple):
 
     seconds: float
     at_least: int = 1
+    at_most: float = NEVER  # so many close it at once
 
 
 class Synchronous(NamedTuple):
@@ -189,7 +190,8 @@ class World:
         if isinstance(self.closing, FirstK):
             return len(self.uploads) == self.closing.k
         if isinstance(self.closing, Deadline):
-            return self.late and len(self.uploads) >= self.closing.at_least
+            enough = len(self.uploads) == self.closing.at_most
+            return enough or (self.late and len(self.uploads) >= self.closing.at_least)
         nobody_at_work = all(each.over for each in self.trainings)
         return len(self.uploads) == self.closing.k or (len(self.uploads) >= 1 and (self.late or nobody_at_work))
 

@@ -28,7 +28,10 @@ from fedhist.paper.cells import EXPERIMENTS, SCALES
 from fedhist.simulation.arms import as_arm
 from fedhist.simulation.methods import DEFENCES, METHODS, SHORT, as_method
 from fedhist.world.attacks import ATTACKS
-from fedhist.world.speeds import SPEEDS
+from fedhist.world.availability import AVAILABILITIES
+from fedhist.world.closing import CLOSINGS
+from fedhist.world.coupling import COUPLINGS
+from fedhist.world.speeds import SOURCES, SPEEDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -276,6 +279,14 @@ def test_methods_on_pages_about_others_exist(name: str) -> None:
             seen += 1
             as_method(spec)
     assert seen > 15
+
+
+def test_the_page_on_worlds_names_all_they_can_be_made_of() -> None:
+    text = text_of(ROOT / "docs" / "worlds.md")
+    for name in [*SPEEDS, *AVAILABILITIES, *COUPLINGS, *CLOSINGS]:
+        assert f"`{name}`" in text or f"`{name}:" in text, name
+    for name, source in SOURCES.items():
+        assert source in text or "FedScale" in source, name
 
 
 def test_old_names_are_gone() -> None:

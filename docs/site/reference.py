@@ -17,7 +17,11 @@ from fedhist.options import options_of
 from fedhist.simulation.methods import DEFENCES, METHODS
 from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import ATTACKS
+from fedhist.world.availability import AVAILABILITIES
+from fedhist.world.closing import CLOSINGS
+from fedhist.world.coupling import COUPLINGS
 from fedhist.world.faults import Faults
+from fedhist.world.network import Network
 from fedhist.world.speeds import SPEEDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -124,6 +128,26 @@ def speeds() -> str:
     return named(SPEEDS)
 
 
+def network() -> str:
+    """Return the options of a network."""
+    return table(["option", "default", "meaning"], options(Network))
+
+
+def availability() -> str:
+    """Return the models of when clients are there that can be named."""
+    return named(AVAILABILITIES)
+
+
+def coupling() -> str:
+    """Return the relations between clients' times and data that can be named."""
+    return named(COUPLINGS)
+
+
+def closing() -> str:
+    """Return the ways to close a round that can be named."""
+    return named(CLOSINGS)
+
+
 def attacks() -> str:
     """Return the attacks that can be named."""
     return named(ATTACKS)
@@ -140,7 +164,7 @@ def faults() -> str:
 
 
 FIRST = {
-    "Run": ["simulate", "compare", "simulate_many", "Trial", "Local"],
+    "Run": ["simulate", "compare", "simulate_many", "tune", "Trial", "Arm", "Local", "Tuned"],
     "Strategies": ["Strategy", "Arrivals"],
     "Results": ["History", "Evaluation", "Comparison"],
 }
@@ -149,6 +173,7 @@ TITLES = {
     "strategies.robust": "Defences",
     "strategies": "Strategies",
     "simulation.methods": "Strategies",
+    "simulation.arms": "Run",
     "clients.objectives": "Objectives",
     "clients.local": "Run",
     "data": "Data",
@@ -157,7 +182,10 @@ TITLES = {
     "world.network": "Network",
     "world.availability": "Availability",
     "world.coupling": "Coupling",
+    "world.closing": "Rounds",
     "world.clock": "Schedules",
+    "world.clocks": "Schedules",
+    "world.schedule": "Schedules",
     "world.arrival_log": "Schedules",
     "world.faults": "Faults",
     "world.attacks": "Attacks",
@@ -166,9 +194,9 @@ TITLES = {
     "errors": "Errors",
 }
 """The group of a public name, by the module that defines it."""
-WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay"}
+WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay", "Tuned"}
 """Classes whose methods are listed too."""
-WITH_OPTIONS = {"simulate", "compare", "Trial"}
+WITH_OPTIONS = {"simulate", "compare", "tune", "Trial"}
 """Names whose arguments are known only when the code runs."""
 NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise", "ClientSide"]
 """The names of `fedhist.flower`, and the options that `KAsync` inherits."""
@@ -223,6 +251,19 @@ def examples() -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     f"<!-- made from the code: {make.__name__} -->": make
-    for make in (settings, methods, speeds, faults, attacks, defences, api, examples)
+    for make in (
+        settings,
+        methods,
+        speeds,
+        network,
+        availability,
+        coupling,
+        closing,
+        faults,
+        attacks,
+        defences,
+        api,
+        examples,
+    )
 }
 """Markers in documents, and what takes their place."""

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rich.console import Console
-
 from fedhist.command import cli
+from fedhist.command.printing import console
 
 PRELOADED = ["fedhist.command.cli", "fedhist.command.experiment", "fedhist.report.curves", "torch._dynamo"]
 
@@ -40,7 +39,7 @@ def fedhist(*arguments: str | Path, cwd: Path) -> Result:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", ["fedhist", *map(str, arguments)]),
-        mock.patch.object(cli, "console", Console(width=200, markup=False, emoji=False)),
+        mock.patch.object(console, "_width", 200),
     ):
         try:
             cli.main()

@@ -163,6 +163,8 @@ def test_when_arms_end(tmp_path: Path) -> None:
         "large steps": Goal(9),
         "FedHist(ina=False), local_steps = 4, rounds = 7": Goal(7),
     }
+    timed = Settings({"arm": ["fedavg until=5 name=a", "fedavg rounds=9 until=4 name=b", "fedavg name=c"]})
+    assert goals_of(timed) == {"a": Goal(None, 5.0), "b": Goal(9, 4.0), "c": Goal(300)}
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,17 @@ def test_an_arm_finds_its_schedule_from_everywhere(tmp_path: Path, monkeypatch: 
     assert Settings.read(Path("out") / "config.toml")["arm"][0]["schedule"] == str(tmp_path.resolve() / "a.csv")
 
 
+def test_a_closing_takes_the_place_of_k(tmp_path: Path) -> None:
+    settings = Settings({"k": 3, "clients": 12, "arm": ["fedavg closing=synchronous:k=4", "fedavg", "fedavg k=2"]})
+    trials = [as_arm(each).trial(task_of(settings, 0), **for_trials(settings)) for each in methods_of(settings)]
+    assert [(trial.k, trial.closing) for trial in trials] == [(4, fh.Synchronous(4)), (3, None), (2, None)]
+    read_again = read(tmp_path, "k = 3\n", closing="deadline:seconds=1")
+    assert read_again.given == {"closing": "deadline:seconds=1"}, "flags win"
+
+
 COMPARED = [
-    "compare", "--arm", "fedavg lr=0.2 k=4 concurrency=4 rounds=15 name=waits", "--arm", "refl + adam:eta=0.02 k=2",
+    "compare", "--arm", "fedavg lr=0.2 closing=synchronous:k=4,over_select=1.5 rounds=15 name=waits",
+    "--arm", "refl + adam:eta=0.02 k=2 until=2",
     "--strategy", "fedhist", "--clients", "12", "--k", "3", "--lr", "0.1", "--rounds", "20", "--seeds", "2",
     "--eval-every", "5", "--target", "0.2", "--device", "cpu", "--quiet",
 ]  # fmt: skip
@@ -206,7 +217,10 @@ def test_killed_resumed_and_reported(tmp_path: Path) -> None:
     kept = again.pop("config.toml").decode().replace("checkpoint_every = 0.0", "checkpoint_every = 10.0")
     assert kept == whole.pop("config.toml").decode() and again == whole
     (group,) = gather([tmp_path / "again"]).groups
-    assert group.comparison.methods == ["FedHist", "REFL + adam(eta=0.02), k = 2", "waits"] and len(group.runs) == 6
-    assert group.setting["varied"] == "concurrency, k, lr, rounds"
+    assert (
+        group.comparison.methods == ["FedHist", "REFL + adam(eta=0.02), k = 2, until = 2.0", "waits"]
+        and len(group.runs) == 6
+    )
+    assert group.setting["varied"] == "closing, k, lr, rounds, until"
     assert "6 runs in r.html" in succeeds("report", "again", "-o", "r.html", cwd=tmp_path).out
     assert "Is asynchrony worth it here?" in (tmp_path / "r.html").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
 import fedhist as fh
 from fedhist.command import cli
@@ -13,7 +12,7 @@ from tests.report.fake import fake_history, measured_in
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=200, markup=False, emoji=False))
+    monkeypatch.setattr(cli.console, "_width", 200)
 
 
 def shown(capsys: pytest.CaptureFixture[str], runs: list[fh.History], **given: object) -> str:
@@ -48,7 +47,7 @@ def test_two_kinds_of_methods_answer_the_question(capsys: pytest.CaptureFixture[
 
 
 def test_a_short_name_is_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=60, markup=False, emoji=False))
+    monkeypatch.setattr(cli.console, "_width", 60)
     runs = [fake_history(name, seed) for name in ("asynchronous FedHist", "b") for seed in range(3)]
     lines = shown(capsys, runs).splitlines()
     assert any("│ asynchronous FedHist │" in line for line in lines) and max(map(len, lines)) <= 60

@@ -127,11 +127,12 @@ def test_an_interval_that_contains_one_decides_nothing() -> None:
 def test_a_method_that_never_gets_there() -> None:
     text = said(*(sync(s, None) for s in range(2)), *(async_(s, 4) for s in range(2)))
     assert text == (
-        "In time, yes: async reaches 50 % at the virtual time 4.00, and sync has not reached it within 100, so that "
-        "it is at least 25.0 times as fast."
+        "In time, yes: async reaches 50 % first, at the virtual time 4.00 against at least 100 with sync, at least "
+        "25.0 times as fast (95 % interval 25.0 to 25.0, 2 seeds). Not reached within 100: 2 of 2 runs of sync, "
+        "counted as if reached then."
     )
     text = said(sync(0, None), async_(0, 4))
-    assert text.startswith("In time, yes, as far as one seed can say: ") and text.endswith("(one seed: no interval).")
+    assert text.startswith("In time, yes, as far as one seed can say: ") and "(one seed: no interval)" in text
     # It ended before the other was there, so nobody knows.
     text = said(sync(0, None, pace=0.3), async_(0, 4))
     assert text == (
@@ -144,14 +145,20 @@ def test_a_method_that_never_gets_there() -> None:
     )
 
 
-def test_runs_that_do_not_get_there_are_named() -> None:
-    text = said(*(sync(s, 4 if s else None) for s in range(3)), *(async_(s, 4 + s) for s in range(3)))
-    assert "Not counted: 1 of 3 runs of sync, which did not reach it within 100." in text and "2 seeds)" in text
-    # The sooner one missed it where the other did not: no verdict from the seeds in which it was lucky.
-    text = said(*(sync(s, 4) for s in range(3)), *(async_(s, 4 if s else None) for s in range(3)))
-    assert text.startswith("These runs do not say, since not every run of async gets there: async reaches 50 % first")
-    text = said(*(sync(s, None) for s in range(3)), *(async_(s, 4 if s else None) for s in range(3)))
-    assert text.startswith("These runs do not say, since not every run of async gets there: ")
+def test_runs_that_do_not_get_there_are_bounds_or_named() -> None:
+    text = said(*(sync(s, 4 if s else None) for s in range(3)), *(async_(s, 4) for s in range(3)))
+    # Ratios of at least 25, and of 10 and 10.
+    assert "against at least 54.3 with sync, at least 13.6 times as fast" in text and "3 seeds). Up to there" in text
+    assert "Not reached within 100: 1 of 3 runs of sync, counted as if reached then." in text
+    text = said(sync(0, None, pace=0.3), *(sync(s, 4) for s in (1, 2)), *(async_(s, 4) for s in range(3)))
+    assert "Not counted: 1 of 3 runs of sync, which did not reach it within 3.00." in text and "2 seeds)" in text
+    # The sooner one missed it in a seed: no verdict from those in which it was lucky.
+    for sync_too in (4, None):
+        text = said(*(sync(s, sync_too) for s in range(3)), *(async_(s, 4 if s else None) for s in range(3)))
+        assert text.startswith("These runs do not say, since not every run of async gets there: async reaches 50 %")
+        assert "Not counted: 1 of 3 runs of async, which did not reach it within 10.0" in text
+    text = said(sync(0, 4), sync(1, None), async_(0, None), async_(1, 4))
+    assert text == "These runs do not say: sync and async reach 50 % with different seeds."
 
 
 def test_runs_that_diverged_are_named() -> None:

@@ -77,6 +77,13 @@ def test_a_method_has_the_same_options_with_every_seed(tmp_path: Path) -> None:
     assert [len(group.runs) for group in gather([tmp_path]).groups] == [2, 2], "this is another method of that name"
 
 
+def test_an_arm_up_to_a_time_has_its_own_number_of_rounds_with_every_seed(tmp_path: Path) -> None:
+    own = "rounds,until"
+    timed = [arm("timed", seed, own, rounds=rounds, until=20.0) for seed, rounds in enumerate((60, 50))]
+    (group,) = gather([saved(tmp_path, *timed, *(arm("other", seed, own) for seed in range(2)))]).groups
+    assert group.own == {"other": {"rounds": "60", "until": "–"}, "timed": {"rounds": "–", "until": "20"}}
+
+
 def test_rounds_compare_at_one_pace() -> None:
     same = [arm("a", varied="lr"), arm("b", varied="lr", lr=0.5, lift=0.1)]
     assert not differ_in_pace(same) and differ_in_pace(both())

@@ -86,9 +86,24 @@ def test_switch_between_costs(shown: Browser) -> None:
     for place in range(4):
         choose(shown, "g0-curves", 0, place)
         seen.append((shown.evaluate(axis), shown.evaluate(last)))
-    assert [title for title, _ in seen] == ["round", "virtual time", "uploads", "sent, both ways (MB)"]
-    assert (seen[0][1], seen[2][1], seen[3][1]) == (60, 300, 2.4)
+    worked = "time that clients have worked, all together"
+    assert [title for title, _ in seen] == ["round", "virtual time", worked, "sent, both ways (MB)"]
+    assert (seen[0][1], seen[3][1]) == (60, 2.56) and seen[2][1] == pytest.approx(40 * seen[1][1], rel=1e-4)
     assert shown.complaints == []
+
+
+def test_arms_are_drawn_over_time_and_over_rounds(browser: Browser, tmp_path: Path) -> None:
+    own = {"varied": "concurrency"}
+    fake_history("waits", pace=20.0, concurrency=5, **own).save(tmp_path / "a")
+    fake_history("does not", **own).save(tmp_path / "b")
+    browser.complaints.clear()
+    browser.open(write_report([tmp_path], tmp_path / "page.html").path)
+    kind = "document.querySelector('#g0-curves .plot').layout.xaxis.type"
+    marks = "[...document.querySelectorAll('#g0-curves .xtick text')].map(t => t.textContent)"
+    assert browser.evaluate(kind) == "log" and {"10", "100"} <= {*browser.evaluate(marks)}
+    choose(browser, "g0-curves", 0, 3)
+    assert browser.evaluate(kind) == "linear" and {"20", "40", "60"} <= {*browser.evaluate(marks)}
+    assert browser.complaints == []
 
 
 def test_switch_the_order_of_clients_and_the_run(shown: Browser) -> None:
@@ -118,7 +133,8 @@ def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
 
 def test_a_click_on_the_legend_hides_a_method(shown: Browser) -> None:
     entry = shown.evaluate(
-        "(() => { const f = document.getElementById('g0-curves'); f.scrollIntoView();"
+        "(() => { const f = document.getElementById('g0-curves');"
+        "f.scrollIntoView({ behavior: 'instant', block: 'center' });"
         "const b = f.querySelector('.legendtoggle').getBoundingClientRect();"
         "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
     )
@@ -218,9 +234,11 @@ def test_switch_between_metrics(browser: Browser, errors_page: Path) -> None:
     choose(browser, "g0-curves", 1, 1)
     mae = browser.evaluate(state)
     choose(browser, "g0-curves", 0, 2)
-    uploads = browser.evaluate(state)
+    worked = browser.evaluate(state)
     assert (rmse[0], mae[0]) == ("test rmse", "test mae") and mae[2] == pytest.approx(2 * rmse[2], rel=1e-2)
-    assert uploads == ["test mae", "uploads", *mae[2:]], "the metric stays when the cost changes"
+    assert worked == ["test mae", "time that clients have worked, all together", *mae[2:]], (
+        "the metric stays when the cost changes"
+    )
     assert "%" not in re.sub(r"%\{.*?\}", "", rmse[3])
     assert browser.complaints == []
 

@@ -76,6 +76,15 @@ def test_seeds_of_several_folders_belong_together(tmp_path: Path) -> None:
     assert [run.history.seed for run in group.runs] == [0, 1, 2]
 
 
+def test_runs_up_to_a_time_have_their_own_numbers_of_rounds(tmp_path: Path) -> None:
+    for seed, rounds in enumerate((60, 50, 70)):
+        fake_history(seed=seed, rounds=rounds, until=20.0).save(tmp_path / f"run{seed}")
+    (group,) = gather([tmp_path]).groups
+    assert group.title == "fake, 40 clients, K = 5, up to time 20" and "rounds" not in group.setting
+    fake_history(seed=3, until=30.0).save(tmp_path / "longer")
+    assert [len(each.runs) for each in gather([tmp_path]).groups] == [3, 1]
+
+
 def test_damaged_runs_are_left_out_and_named(tmp_path: Path) -> None:
     folder = fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": 0.0}, seeds=2)
     (folder / "FedAvg-seed0" / "summary.json").write_text("{")

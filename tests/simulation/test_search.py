@@ -74,16 +74,18 @@ def test_candidates_near_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "rounds", "left", "expected"),
+    ("count", "costs", "left", "expected"),
     [
-        (9, 10, 1000, 3),
-        (9, 10, 25, 2),
-        (9, 10, 19, 0),
-        (5, 10, 1000, 2),
-        (2, 10, 20, 2),
-        (1, 10, 1000, 0),
-        (9, 0, 5, 0),
+        (9, [10] * 9, 1000, 3),
+        (9, [10] * 9, 25, 2),
+        (9, [10] * 9, 19, 0),
+        (9, [10] * 2, 1000, 2),  # the others diverged
+        (9, [10], 1000, 0),
+        (9, [10, 30, 10], 45, 2),
+        (5, [10] * 5, 1000, 2),
+        (2, [10] * 2, 20, 2),
+        (1, [10], 1000, 0),
     ],
 )
-def test_how_many_go_on(count: int, rounds: int, left: int, expected: int) -> None:
-    assert survivors(count, rounds, left) == expected
+def test_how_many_go_on(count: int, costs: list[int], left: int, expected: int) -> None:
+    assert survivors(count, costs, left) == expected

@@ -75,7 +75,7 @@ def test_the_best_rate_is_found_in_a_third_of_the_updates(
     assert abs(math.log10(lr / best)) <= (0.5 if bias else 0.26) + 1e-3, "a step is half a decade"
     assert found.updates == sum(each.updates for each in found.tried) <= found.whole_grid / 3
     assert found.whole_grid == 9 * 180 * 4
-    assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task).local.lr == lr
+    assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task, k=4).local.lr == lr
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 9, 16, 27])
@@ -122,8 +122,12 @@ def test_what_cannot_grow_is_not_at_an_end(task: fh.Task, plant: Callable[[Score
 def test_a_ridge_is_not_followed_beyond_the_grid(task: fh.Task, plant: Callable[[Score], Any]) -> None:
     """The product of the two rates matters, so a corner is as good as what lies inside."""
     plant(peak(0.03))
-    found = fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03, 0.09), "server_lr": (1 / 3, 1.0, 3.0)}, rounds=90, k=4)
-    assert found.found[0].widened == {} == found.found[0].edges
+    grid = {"lr": (0.01, 0.03, 0.09), "server_lr": (1 / 3, 1.0, 3.0)}
+    found = fh.tune(["fedavg"], task, grid=grid, rounds=90, k=4).found[0]
+    assert found.widened == {} == found.edges
+    assert found.best == {"lr": 0.03, "server_lr": 1.0}, "of those that come to the same, the one inside"
+    further = [each.options["lr"] * each.options["server_lr"] for each in found.tried if each.rounds > 10]
+    assert len({round(each, 4) for each in further}) == len(further) == 3, "and not the others"
 
 
 def test_all_arms_get_as_many_updates(task: fh.Task, plant: Callable[[Score], Any]) -> None:
@@ -165,11 +169,9 @@ def test_diverged_candidates_are_the_worst(task: fh.Task, plant: Callable[[Score
         fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03)}, rounds=90, k=4)
 
 
-def test_of_equal_candidates_the_one_with_less_loss_wins_then_the_first(
-    task: fh.Task, plant: Callable[[Score], Any]
-) -> None:
+def test_of_equal_candidates_the_first_inside_the_range_wins(task: fh.Task, plant: Callable[[Score], Any]) -> None:
     plant(lambda trial, stop: 0.5)
-    assert fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=90, k=4, widen=0).best["FedAvg"]["lr"] == RATES[0]
+    assert fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=90, k=4, widen=0).best["FedAvg"]["lr"] == RATES[1]
 
 
 def test_scores_are_means_over_seeds(task: fh.Task, plant: Callable[[Score], Any]) -> None:
@@ -261,6 +263,22 @@ def test_survivors_end_as_whole_runs_do(task: fh.Task) -> None:
     assert len(ended) >= 2 and all(each.updates == 54 * 3 for each in ended)
 
 
+def test_arms_that_close_rounds_in_other_ways_and_stop_by_time(task: fh.Task) -> None:
+    """Each has rounds of its own, and budgets are shares of what whole runs would take."""
+    arms = [
+        fh.Arm("fedavg", name="first", k=2),
+        fh.Arm("fedavg", name="synchronous", closing="synchronous:k=4"),
+        fh.Arm("fedavg", name="deadline", closing="deadline:seconds=0.5,at_least=1"),
+    ]
+    tuned = fh.tune(arms, task, grid={"lr": (0.001, 0.03, 1.0)}, until=60.0)
+    assert len({found.tried[0].rounds for found in tuned.found}) == 3
+    for arm, found in zip(tuned.arms, tuned.found, strict=True):
+        assert 0.2 < found.updates / found.whole_grid < 0.4
+        assert arm.trial(task, until=60.0).rounds >= found.tried[0].rounds
+    deadline = tuned.found[2]
+    assert deadline.whole_grid < 3 * tuned.arms[2].trial(task, until=60.0).rounds * 8, "not all clients in every round"
+
+
 def test_the_test_data_are_not_looked_at(make_task: Callable[..., fh.Task]) -> None:
     task, other = make_task(), make_task()
     for test in other.tests.values():
@@ -307,6 +325,7 @@ def test_the_usual_grid_is_around_the_rate_that_a_run_would_have(
         ({"record": "a"}, "option of tune()"),
         ({"roundss": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 8}, "FedAvg has 8 rounds, too few to compare candidates on the way"),
     ],
 )
 def test_bad_arguments(task: fh.Task, given: dict[str, Any], message: str) -> None:
@@ -333,6 +352,9 @@ def test_files(task: fh.Task, tmp_path: Path, plant: Callable[[Score], Any]) -> 
     assert told["arm"][0] == {"strategy": "fedavg", "name": "small K", "k": 2, **tuned.best["small K"]}
     own = {"strategy": "fedhist:ina=false", "name": arms[1].name, "local_steps": 3, **tuned.best[arms[1].name]}
     assert told["arm"][1] == own
+    for table, arm in zip(told["arm"], tuned.arms, strict=True):
+        one, other = (each.trial(task, rounds=90, k=4) for each in (fh.Arm(**table), fh.Arm(arm.method, **arm.options)))
+        assert one.described() == other.described() and one.method.name == table["name"]
     stored = json.loads((folder / "tuned.json").read_text())
     assert list(stored) == ["small K", arms[1].name]
     assert stored["small K"]["best"] == tuned.best["small K"]

@@ -103,9 +103,9 @@ def test_what_names_a_client(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "its first line must name client once, got \\[\\]"),
-        ("client,begin,end\n", "its first line must name start once"),
-        ("client,start,end,end\na,0,1,2\n", "its first line must name end once"),
+        ("", "its first line must name client, got \\[\\]"),
+        ("client,begin,end\n", "its first line must name start"),
+        ("client,start,end,end\na,0,1,2\n", "its first line must name each column once"),
         (HEAD, "it holds no trainings"),
         (HEAD + "a,0,1\n", "it has 1 arrivals, fewer than k=2"),
         (HEAD + "a,0,1\na,0\n", "line 3 has 2 values for 3 columns"),

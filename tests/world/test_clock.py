@@ -199,8 +199,7 @@ def slow_cut(schedule: fh.Schedule, k: int) -> list[list[tuple[int, int, float]]
     rows = zip(*(t.ravel().tolist() for t in (schedule.arrived, schedule.clients, schedule.versions)), strict=True)
     logged = sorted(((time, opened[version - 1], client) for time, client, version in rows), key=lambda row: row[:2])
     rounds: list[list[tuple[int, int, float]]] = [[]]
-    closed: list[float] = []
-    held = list[tuple[float, float, int]]()
+    closed, held = list[float](), list[tuple[float, float, int]]()
     for upload in logged:
         held.append(upload)
         now = upload[0]
@@ -307,8 +306,8 @@ def test_waiting_for_all_who_are_sampled_needs_no_other_clock() -> None:
     fast = clock_of(fleet, fh.Synchronous(4))
     assert isinstance(fast, Clock)
     assert_same(fast.advance(50), EventClock(fleet, fh.Synchronous(4), 4).advance(50))
-    assert_same(fh.make_schedule(20, fh.Synchronous(4), 50, "lognormal", 3), fh.make_schedule(
-        20, 4, 50, "lognormal", 3, concurrency=4))  # fmt: skip
+    same = fh.make_schedule(20, 4, 50, "lognormal", 3, concurrency=4)
+    assert_same(fh.make_schedule(20, fh.Synchronous(4), 50, "lognormal", 3), same)
 
 
 @pytest.mark.parametrize("concurrency", [None, 9])

@@ -53,7 +53,7 @@ def theirs(closing: fh.Closing) -> Any:
     if isinstance(closing, fh.Synchronous):
         return oracle.Synchronous(closing.k, closing.over_select, closing.deadline or oracle.NEVER)
     if isinstance(closing, fh.Deadline):
-        return oracle.Deadline(closing.seconds, closing.at_least)
+        return oracle.Deadline(closing.seconds, closing.at_least, closing.at_most or oracle.NEVER)
     return oracle.FirstK(closing.enough or 0)
 
 
@@ -88,6 +88,7 @@ CLOSINGS = st.one_of(
     st.builds(fh.FirstK, st.integers(1, 4)),
     st.just(fh.Arrival()),
     st.builds(fh.Deadline, st.sampled_from([0.5, 1.0, 2.5, 7.0]), st.integers(1, 4)),
+    st.builds(fh.Deadline, st.sampled_from([0.5, 1.0, 2.5, 7.0]), st.just(2), st.integers(2, 3)),
     st.builds(
         fh.Synchronous,
         st.integers(1, 4),
@@ -202,6 +203,7 @@ def test_names(text: str, meaning: fh.Closing, task: fh.Task) -> None:
         ({"closing": "synchronous:k=0"}, "k must be at least 1, got 0."),
         ({"closing": "synchronous:over_select=0.9"}, "over_select must be at least 1, got 0.9."),
         ({"closing": "deadline:seconds=0"}, "seconds must be positive, got 0."),
+        ({"closing": "deadline:at_least=3,at_most=2"}, "at_least=3 must not exceed at_most=2."),
         ({"closing": 3}, r"closing must be a name or an object such as fedhist.Synchronous\(10\), got 3."),
         ({"closing": "synchronous:k=9"}, "k=9 is more than the 8 clients there are."),
         ({"closing": "deadline:seconds=1,at_least=9"}, "k=9 is more than the 8 clients there are."),

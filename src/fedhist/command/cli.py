@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 import fedhist
 from fedhist.command.flags import takes_settings
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.plan import STRATEGY, carry_out_plan, plan
+from fedhist.command.printing import (
+    console,
+    notes,
+    options_text as _options,
+    print_table as _print_table,
+    say as _say,
+    stderr,
+)
 from fedhist.command.settings import Settings
 from fedhist.command.tune import carry_out_search, tune
+from fedhist.command.world import WORLD_FLAGS, world
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
 from fedhist.store.files import slug
 
@@ -39,23 +45,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Asynchronous federated learning: simulate it, compare methods on the same arrivals, report.",
 )
-# Paths and names are shown as they are: brackets and colons in them are not for Rich.
-console = Console(markup=False, emoji=False)
-stderr = Console(stderr=True, markup=False, emoji=False)
-
-SHORT_NAME = 20
-"""Characters of a method's name for which the other columns of a table make room."""
 
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
     with exit_with_sentence():
         app()
-
-
-def _say(line: str, to: Console = console) -> None:
-    """Print a line as it is."""
-    to.print(line, highlight=False, soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:
@@ -105,8 +100,9 @@ def compare(
         _carry_out(folder, quiet, tensorboard)
 
 
+app.command()(takes_settings(several=False, **WORLD_FLAGS)(world))
 app.command()(takes_settings(several=True)(tune))
-app.command()(takes_settings(several=False, strategy=STRATEGY)(plan))
+app.command()(takes_settings(several=False, defaults={"strategy": STRATEGY})(plan))
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -169,20 +165,12 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool
     from fedhist.report.live import TensorBoard  # noqa: PLC0415
     from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
 
-    settings, noted = folder.settings, set[str]()
-
-    def note(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in noted:
-            noted.add(str(message))
-            _say(f"Note: {message}", stderr)
-
-    if without_effect(settings):
-        note("with one local step FedProx changes nothing; its pull is zero until the second.")
+    settings = folder.settings
     goals = goals_of(settings)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = note
+        note = stack.enter_context(notes())
+        if without_effect(settings):
+            note("with one local step FedProx changes nothing; its pull is zero until the second.")
         trials, at_once = len(goals) * settings["seeds"], settings["engine"] == "ray"
         terminal = Terminal(goals, trials, stderr, quiet=quiet, at_once=at_once)
         hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
@@ -226,16 +214,6 @@ def _target(runs: Comparison, settings: Settings) -> float | None:
     from fedhist.report.measure import target_of  # noqa: PLC0415
 
     return target_of(runs[0]) if settings["target"] is None else float(settings["target"])
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> None:
-    first, *others = columns
-    short = all(len(row[0]) <= SHORT_NAME for row in rows)
-    named = Column(first, overflow="fold", no_wrap=short)  # a name that is cut may be that of several methods
-    table = Table(named, *(Column(each, justify="right") for each in others), title=title, caption=caption)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 @app.command()
@@ -284,12 +262,6 @@ def strategies() -> None:
         for name, make in known.items():
             table.add_row(name, (inspect.getdoc(make) or "").splitlines()[0].replace("`", ""), _options(make))
     console.print(table)
-
-
-def _options(make: Callable[..., Any]) -> str:
-    """Return the options that can follow a name; the strategy that a defence guards is not one of them."""
-    given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
-    return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
 
 @app.command()

@@ -14,6 +14,7 @@ from fedhist.report.live.terminal import Goal
 from fedhist.simulation.arms import Arm
 from fedhist.simulation.engine import compare
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
+from fedhist.simulation.trial import ROUNDS
 from fedhist.simulation.wave import OnRound
 from fedhist.store.history import Comparison, run_name
 from fedhist.strategies import Private
@@ -91,18 +92,16 @@ def methods_of(settings: Settings) -> list[Method | Arm]:
     Those with options of their own follow the others.
     """
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
-    return [*(_guarded(name, settings) for name in names), *(_arm(each, settings) for each in settings["arm"])]
+    return [*(_guarded(name, settings) for name in names), *(arm_of(each, settings) for each in settings["arm"])]
 
 
 def goals_of(settings: Settings) -> dict[str, Goal]:
     """Return when the runs of each method end."""
-    shared = {name: settings.get(name) for name in ("rounds", "until")}
     goals = {}
     for method in methods_of(settings):
-        own = method.options if isinstance(method, Arm) else {}
-        ends = {name: own[name] for name in shared if name in own} or shared
-        rounds, until = ends.get("rounds"), ends.get("until")
-        goals[method.name] = Goal(300 if rounds is None and until is None else rounds, until)
+        own = {**settings, **(method.options if isinstance(method, Arm) else {})}
+        rounds, until = own["rounds"], own["until"]
+        goals[method.name] = Goal(ROUNDS if rounds is until is None else rounds, until)
     return goals
 
 
@@ -116,7 +115,7 @@ def without_effect(settings: Settings) -> bool:
     return False
 
 
-def _arm(given: Mapping[str, Any], settings: Settings) -> Arm:
+def arm_of(given: Mapping[str, Any], settings: Settings) -> Arm:
     """Return the arm that a table in a file means."""
     options = {name: value for name, value in given.items() if name not in ("strategy", "name")}
     arm = Arm(_guarded(given["strategy"], settings), name=given.get("name"), **options)

@@ -1,7 +1,8 @@
 """Every setting as an option of a command."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +13,21 @@ from fedhist.options import RENAMED, Option, unknown_option
 Command = Callable[..., None]
 
 
-def takes_settings(*, several: bool, strategy: str | None = None) -> Callable[[Command], Command]:
+def takes_settings(
+    *,
+    several: bool,
+    only: Callable[[Option], bool] | None = None,
+    repeated: Collection[str] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per setting, collected into its argument `flags`.
 
-    A command for several runs takes several strategies, arms and seeds. `strategy` is the one it has by default, if
-    that is another than usual.
+    A command for several runs takes several strategies, arms and seeds. `only` says which settings a command has if not
+    all, `repeated` names those that may be given several times, and `defaults` describes defaults of its own.
     """
     options = {name: each for name, each in all_options().items() if several or name not in ("arm", "seeds")}
+    options = {name: each for name, each in options.items() if only is None or only(each)}
+    own_defaults = defaults or {}
     old_names = [name for name, new in RENAMED.items() if new in options]
 
     def decorate(command: Command) -> Command:
@@ -30,7 +39,9 @@ def takes_settings(*, several: bool, strategy: str | None = None) -> Callable[[C
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [parameter for parameter in own if parameter.name != "flags"]
-        parameters += [_parameter(each, several, strategy) for each in options.values()]
+        for name, each in options.items():
+            shown = replace(each, default_text=own_defaults.get(name, each.default_text))
+            parameters.append(_parameter(shown, several, name in repeated))
         parameters += [_keyword(name, str, typer.Option(f"--{name}", hidden=True)) for name in old_names]
         run_command.__name__, run_command.__doc__ = command.__name__, command.__doc__
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -40,16 +51,15 @@ def takes_settings(*, several: bool, strategy: str | None = None) -> Callable[[C
     return decorate
 
 
-def _parameter(each: Option, several: bool, strategy: str | None) -> inspect.Parameter:
+def _parameter(each: Option, several: bool, repeated: bool) -> inspect.Parameter:
     """Return a setting as an argument of a command, None if it is not given."""
     kind, text, default = each.kind, each.help, each.default_text or each.default
     if each.name == "strategy":
         kind = list[str]  # for `fedhist run` too, which raises when it is given several
-        default = strategy or default
         if several:
             text, default = f"{text} Repeat it, or say all.", "fedavg fedhist"
-    if each.name == "arm":
-        kind, text = list[str], f"{text} Repeat it."
+    if each.name == "arm" or repeated:
+        kind, text = list[kind], f"{text} Repeat it."  # type: ignore[valid-type]
     if default is not None and kind is not bool:
         text = f"{text} Default: {default}."
     name = f"--{each.name.replace('_', '-')}"

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedhist.command.folder import RunFolder, from_here
-from fedhist.command.say import console, notes, resumable, say, say_table, stderr
+from fedhist.command.printing import console, notes, print_table, resumable, say, stderr
 from fedhist.command.settings import Settings
 from fedhist.errors import InvalidInput, brief, choice, require
 
@@ -218,6 +218,6 @@ def _updates(rounds: int, k: int) -> int:
 
 
 def _show(findings: Findings, about: str) -> None:
-    say_table(findings.title, *findings.lines(), findings.caption, bare=True)
+    print_table(findings.title, *findings.lines(), findings.caption, bare=True)
     for paragraph in (*findings.sentences(), about):
         console.print(paragraph, highlight=False)

@@ -21,6 +21,9 @@ from fedhist.store.files import MOST_TOML, parse_toml, read_text, whole_file
 SAME_FOR_ALL = frozenset(("seed", "record_dtype", "target"))
 """Options of a trial that all arms of a comparison have in common."""
 
+INSTEAD = (("epochs", "local_steps"), ("k", "closing"))
+"""Settings of which one takes the place of the other, so that a flag for one replaces the other in a file."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -135,9 +138,10 @@ class Settings(dict[str, Any]):
             except ValueError as error:
                 raise InvalidInput(f"config={file} is not TOML: {reason(error)}.") from error
         flags = {name: value for name, value in (flags or {}).items() if value is not None}
-        for one, other in (("epochs", "local_steps"), ("local_steps", "epochs")):
-            if one in flags and other not in flags:
-                values.pop(other, None)
+        for pair in INSTEAD:
+            for one, other in (pair, pair[::-1]):
+                if one in flags and other not in flags:
+                    values.pop(other, None)
         return cls(values | flags)
 
     def write(self, path: Path) -> None:
@@ -145,9 +149,6 @@ class Settings(dict[str, Any]):
         values = dict(self)
         if values["epochs"] is not None:
             del values["local_steps"]
-        for one, other in (("until", "rounds"), ("closing", "k")):
-            if values.get(one) is not None and other not in self.given:
-                del values[other]  # a default that has no effect, and would look like a choice
         arms = values.pop("arm")
         if arms and not values["strategy"]:
             del values["strategy"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from fedhist.command.folder import RunFolder, from_here
-from fedhist.command.say import notes, resumable, say, say_table, stderr
+from fedhist.command.printing import notes, print_table, resumable, say, stderr
 from fedhist.command.settings import Settings
 from fedhist.errors import InvalidInput, brief, require
 
@@ -106,21 +106,15 @@ class _Progress:
 
 def arms_of(settings: Settings) -> list[Arm]:
     """Return the arms to tune, with the defence and the privacy that are asked for, by the texts that files have."""
-    from fedhist.command.experiment import methods_of  # noqa: PLC0415
-    from fedhist.simulation.arms import Arm, as_arm  # noqa: PLC0415
+    from fedhist.command.experiment import arm_of  # noqa: PLC0415
     from fedhist.simulation.methods import METHODS  # noqa: PLC0415
 
     names = [name for given in settings["strategy"] for name in (METHODS if given == "all" else (given,))]
-    tables = [*({"strategy": name} for name in names), *(settings.get("arm") or [])]
-    rest = {name: value for name, value in settings.given.items() if name not in ("strategy", "arm", "defence")}
     guard = "" if settings["defence"] is None else f" + {settings['defence']}"
     arms = []
-    for table in tables:
-        options: dict[str, Any] = dict(table)
-        spec, name = options.pop("strategy") + guard, options.pop("name", None)
-        (method,) = methods_of(Settings({**rest, "strategy": [spec]}))
-        arms.append(Arm(as_arm(method).method, name=name, **options))
-        arms[-1].spec = spec
+    for table in [*({"strategy": name} for name in names), *settings["arm"]]:
+        arms.append(arm_of(table, settings))
+        arms[-1].spec = table["strategy"] + guard
     return arms
 
 
@@ -179,6 +173,6 @@ def _for_compare(settings: Settings) -> dict[str, Any]:
 
 
 def _show(tuned: Tuned) -> None:
-    say_table("Chosen on held-back data", *tuned.lines())
+    print_table("Chosen on held-back data", *tuned.lines())
     for note in tuned.notes():
         say(note)

@@ -90,50 +90,48 @@ class _Way:
 
 def _compared(sync: _Way, async_: _Way, mark: str) -> list[str]:
     """Return the answer for one method of either kind, in sentences."""
-    if not sync.times or not async_.times:
-        return _one_of_them(sync, async_, mark)
-    common = sync.times.keys() & async_.times.keys()
-    factor = ratio(sync.times, async_.times)
-    if factor is None:
+    both = ratio(sync.times, async_.times)
+    if both is None and sync.times and async_.times:
         return [f"{UNDECIDED}: {sync.method} and {async_.method} reach {mark} with different seeds."]
-    first, other = (async_, sync) if factor.mean >= 1 else (sync, async_)
-    factor = ratio(other.times, first.times) or factor
-    when, against = (amount(_centre({s: each.times[s] for s in common})) for each in (first, other))
-    verdict = _verdict(factor, first, other, "yes" if first is async_ else "no")
+    sooner = bool(async_.times) if both is None else both.mean >= 1
+    first, other = (async_, sync) if sooner else (sync, async_)
+    # A run that ended without success, later than the other one's success, would have taken at least so long.
+    late = {seed: end for seed, end in other.ends.items() if first.times.get(seed, math.inf) < end}
+    times = {**other.times, **late}
+    factor = ratio(times, first.times)
+    if factor is None:
+        return _one_only(first, other, mark)
+    common = times.keys() & first.times.keys()
+    when, against = (amount(_centre({seed: each[seed] for seed in common})) for each in (first.times, times))
+    verdict, least = _verdict(factor, first, other, "yes" if sooner else "no"), "at least " if late else ""
     text = (
-        f"{verdict}: {first.method} reaches {mark} first, at the virtual time {when} against {against} with "
-        f"{other.method}, {amount(factor.mean)} times as fast ({_sure(factor)})."
+        f"{verdict}: {first.method} reaches {mark} first, at the virtual time {when} against {least}{against} with "
+        f"{other.method}, {least}{amount(factor.mean)} times as fast ({_sure(factor)})."
     )
-    return [text, _price(first, other), *_left_out(first, other), *_coarse(first, other)]
+    bound = (
+        f"Not reached within {amount(max(late.values(), default=0.0))}: {len(late)} of "
+        f"{counted(other.seeds, 'run')} of {other.method}, counted as if reached then."
+    )
+    price = [] if both is None else [_price(first, other)]
+    return [text, *price, *([bound] if late else []), *_left_out(first, other, late), *_coarse(first, other)]
 
 
 def _verdict(factor: Ratio, first: _Way, other: _Way, yes: str) -> str:
     """Return the answer in a few words."""
-    if first.ends.keys() & other.times.keys() or first.diverged > other.diverged:
+    if first.ends or first.diverged > other.diverged:
         return f"{UNDECIDED}, since not every run of {first.method} gets there"
     if factor.low is None:
         return f"In time, {yes}, as far as one seed can say"
     return f"In time, {yes}" if factor.low > 1 else f"{UNDECIDED}, since the interval contains 1"
 
 
-def _one_of_them(sync: _Way, async_: _Way, mark: str) -> list[str]:
-    """Return the answer where only one of the two reaches the target at all."""
-    first, other = (async_, sync) if async_.times else (sync, async_)
+def _one_only(first: _Way, other: _Way, mark: str) -> list[str]:
+    """Return that nothing can be said, where the other method diverged or ended before the first was there."""
     reached = f"{first.method} reaches {mark} at the virtual time {amount(_centre(first.times))}"
     if not other.ends:
-        return [f"{UNDECIDED}: {reached}, and {other.method} diverged.", *_left_out(first)]
-    within = f"{other.method} has not reached it within {amount(max(other.ends.values()))}"
-    pairs = sorted(first.times.keys() & other.ends.keys())
-    if not pairs or any(other.ends[seed] <= first.times[seed] for seed in pairs):
-        return [f"{UNDECIDED}: {reached}, and {within}, where its runs end.", f"Run {other.method} longer."]
-    least = ratio(other.ends, first.times)
-    factor = "" if least is None else f", so that it is at least {amount(least.mean)} times as fast"
-    yes = f"In time, {'yes' if first is async_ else 'no'}"
-    if first.ends or first.diverged:
-        yes = f"{UNDECIDED}, since not every run of {first.method} gets there"
-    elif len(pairs) == 1:
-        yes, factor = f"{yes}, as far as one seed can say", f"{factor} (one seed: no interval)"
-    return [f"{yes}: {reached}, and {within}{factor}.", *_left_out(first, other)]
+        return [f"{UNDECIDED}: {reached}, and {other.method} diverged."]
+    within = f"{other.method} has not reached it within {amount(max(other.ends.values()))}, where its runs end"
+    return [f"{UNDECIDED}: {reached}, and {within}.", f"Run {other.method} longer."]
 
 
 def _price(first: _Way, other: _Way) -> str:
@@ -145,13 +143,14 @@ def _price(first: _Way, other: _Way) -> str:
     return f"Up to there it takes {listed(parts)}."
 
 
-def _left_out(*ways: _Way) -> list[str]:
-    """Return sentences about runs that do not count."""
+def _left_out(first: _Way, other: _Way, late: Mapping[int, float]) -> list[str]:
+    """Return a sentence about runs that do not count."""
     missed = []
-    for each in ways:
+    for each in (first, other):
         of = f"of {counted(each.seeds, 'run')} of {each.method}"
-        if each.ends and each.times:
-            missed.append(f"{len(each.ends)} {of}, which did not reach it within {amount(max(each.ends.values()))}")
+        ends = [end for seed, end in each.ends.items() if each is first or seed not in late]
+        if ends:
+            missed.append(f"{len(ends)} {of}, which did not reach it within {amount(max(ends))}")
         if each.diverged:
             missed.append(f"{each.diverged} {of}, which diverged")
     return [f"Not counted: {'; '.join(missed)}."] if missed else []

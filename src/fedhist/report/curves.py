@@ -10,6 +10,7 @@ import numpy as np
 
 from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
+from fedhist.report.learning import course_of
 from fedhist.report.measure import Measure, primary
 from fedhist.store.files import whole_file
 from fedhist.store.history import Comparison, History
@@ -27,6 +28,24 @@ def look(place: int) -> tuple[str, str]:
 
 
 @contextmanager
+def picture(path: Path, size: tuple[float, float], dpi: int) -> Iterator[Any]:
+    """Give a figure to draw on; it is written at the end."""
+    import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure = plt.figure(figsize=size, layout="constrained")
+    try:
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
+    finally:
+        plt.close(figure)
+
+
+@contextmanager
 def drawing(
     path: Path,
     rows: int,
@@ -41,20 +60,8 @@ def drawing(
 
     The picture is written at the end.
     """
-    import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, grid = plt.subplots(rows, columns, sharex=alike, sharey=same_heights, squeeze=False, layout="constrained")
-    figure.set_size_inches(*size)
-    try:
-        yield list(grid.flat)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
-    finally:
-        plt.close(figure)
+    with picture(path, size, dpi) as figure:
+        yield list(figure.subplots(rows, columns, sharex=alike, sharey=same_heights, squeeze=False).flat)
 
 
 def draw_curves(runs: Comparison, path: str | Path, target: float | None = None) -> Path:
@@ -96,14 +103,13 @@ def _draw(panel: Any, runs: Comparison, measure: Measure, cost: str) -> None:
         diverged = len(runs[method]) - len(live)
         label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
         label = textwrap.fill(label, WIDEST_LABEL)
-        count = min((len(history.evaluations) for history in live), default=0)
-        at = np.mean([history.cost(cost)[:count] for history in live] or [np.zeros(0)], axis=0)
-        known = np.array([history[measure.name][:count] for history in live] or [[]], float)  # None becomes NaN
-        shown, (colour, dashes) = measure.scale * known, look(i)
-        mean = shown.mean(axis=0)
+        evaluated, (colour, dashes) = [history for history in live if history.evaluations], look(i)
+        course = course_of(evaluated, measure) if evaluated else None
+        at = np.zeros(0) if course is None else course.cost[cost]
+        mean = np.zeros(0) if course is None else measure.scale * course.mean
         panel.plot(at, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
-        if len(live) > 1:
-            spread = shown.std(axis=0, ddof=1)
+        if course is not None and course.spread is not None:
+            spread = measure.scale * course.spread
             panel.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
         ends += at[-1:].tolist()
     if far_apart(ends):

@@ -20,7 +20,7 @@ SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""
 OWN = frozenset((*options_of(Trial), "loop"))
 """Settings that methods of one comparison may have of their own, if it says so; data are never among them."""
-SIZE = ("clients", "k", "rounds")
+SIZE = ("clients", "k", "rounds", "until")
 """Settings in the title of a group that is the only one of its task."""
 DERIVED = frozenset(("task", "dataset", "model", "parameters", "bytes_per_upload"))
 """Settings that a title repeats only if nothing else tells two groups apart."""
@@ -30,6 +30,7 @@ WORDS = {
     "k": "K = {}",
     "beta": "β = {}",
     "folder": "in {}",
+    "until": "up to time {}",
     "varied": "each method with its own {}",
 }
 """How a title writes settings, where it is not "name = value"."""
@@ -52,6 +53,8 @@ class Run:
     def own(self) -> dict[str, str]:
         """The options that the methods of its comparison do not share, as text."""
         given = {name: self.history.setting.get(name) for name in varied(self.history)}
+        if "rounds" in given and "until" in self.history.setting:
+            given["rounds"] = None  # they follow from that, and are other ones with every seed
         return {name: UNKNOWN if value is None else text_of(value) for name, value in given.items()}
 
     @property
@@ -169,7 +172,7 @@ def _read(folder: Path) -> Run:
     own = varied(history)
     if own:
         setting["varied"] = ", ".join(own)
-    apart = NOT_COMPARED.union(own)
+    apart = NOT_COMPARED.union(own, ["rounds"] if "until" in setting else [])
     return Run(folder, history, {n: v for n, v in setting.items() if n not in apart and v is not None})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, differ_in_pace, far_apart
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
-from fedhist.report.measure import Measure, last
+from fedhist.report.measure import Measure, known, last
 from fedhist.store.history import ACCURACY, AXES, History
 
 MOST_CLASSES = 20  # drawn as points; more become a heat map
@@ -71,7 +71,7 @@ def curves(section: Section) -> Figure:
         switches["metric"] = [measure.name for measure in measures]
         views |= {f"* {i}": look for i, look in enumerate(looks)}
     several = any(each.spread is not None for each in courses[0].values())
-    summary = _summary(section, courses[0], first) + (BANDS if several else "") + section.note
+    summary = _summary(section, first) + (BANDS if several else "") + section.note
     tables = [_course_table(measure, each, first) for measure, each in zip(measures, courses, strict=True)]
     return Figure(summary, start, layout, switches, views, tables)
 
@@ -127,9 +127,10 @@ def _vertical(measure: Measure, on_it: Floats) -> fig.Plot:
     return fig.log_axis(title, on_it) if falls else axis(title, rangemode="normal", **plain)
 
 
-def _summary(section: Section, courses: Courses, axis: str) -> str:
+def _summary(section: Section, axis: str) -> str:
     own = section.measure
-    ends = {method: float(each.mean[-1]) for method, each in courses.items() if np.isfinite(each.mean[-1])}
+    finals = {method: known(last(h, own) for h in section.runs[method]) for method in section.methods}
+    ends = {method: float(np.mean(each)) for method, each in finals.items() if each}
     if not ends:
         return f"The {own.name} at the end is not known."
     order = own.ranked(ends)

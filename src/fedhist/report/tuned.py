@@ -16,7 +16,7 @@ from fedhist.options import options_of, unknown_option
 from fedhist.report.measure import Measure
 from fedhist.simulation.arms import Arm, as_arm
 from fedhist.simulation.candidates import Contest, Tried, has_option
-from fedhist.simulation.engine import divided, tasks_by_seed
+from fedhist.simulation.engine import divided, list_options, tasks_by_seed
 from fedhist.simulation.methods import Method
 from fedhist.simulation.sampling import BATCHES, Sampler
 from fedhist.simulation.search import FRACTIONS, is_range, points
@@ -30,8 +30,10 @@ TUNED = "tuned.toml"
 SEARCHES = ("halving", "grid", "optuna")
 RATE_FACTORS, SERVER_RATES = (1 / 9, 1 / 3, 1, 3, 9), (0.1, 1.0, 10.0)
 """The usual grid: factors of the rate that a run would have, and the server's rates."""
-NOT_TUNED = ("rounds", "eval_every", "client_eval_every", "target", "local")
+NOT_TUNED = ("rounds", "until", "eval_every", "client_eval_every", "target", "local")
 """Options that say how long and how a run is judged, not how it learns."""
+NOT_PASSED = ("seed", "record", "record_dtype")
+"""Options of a trial that candidates do not have."""
 ARROWS = {1: "↑", -1: "↓"}
 
 
@@ -255,7 +257,7 @@ def tune(
     choice("search", search, SEARCHES)
     fits = search == "grid" or FRACTIONS[0] <= number("budget", budget) <= 1
     require(fits, f"budget must be a share from 1/9 to 1, got {budget}.")
-    about, how = divided("tune", options, without=("seed", "record", "record_dtype"))
+    about, how = divided("tune", options, without=NOT_PASSED)
     if "fraction" in how:
         raise unknown_option("tune()", "fraction", about)
     require(how.get("engine", "local") == "local", "tune continues runs, which engine='ray' cannot; use 'local'.")
@@ -266,18 +268,19 @@ def tune(
     for name in axes:
         require(any(has_option(arm, name) for arm in given), f"no arm that is named by a text has {name!r}.")
     higher = next((metric.higher for metric in first.metrics if metric.name == first.primary), False)
-    share = 1.0 if search == "grid" else budget
-    contests = [_contest(arm, axes, about, share, higher) for arm in given]
+    contests = [_contest(arm, axes, higher) for arm in given]
     with TemporaryDirectory() as apart:
         folder = Path(apart) if checkpoint is None else as_path("checkpoint", checkpoint)
-        made = Search(contests, tasks, about, how, folder)
-        whole_grids = [made.updates_of(contest) for contest in contests]
+        made = Search(contests, tasks, about, how, folder, 1.0 if search == "grid" else budget)
         samplers = [_sampler(contest, next(iter(tasks))) for contest in contests] if search == "optuna" else []
         made.run((1.0,) if search == "grid" else FRACTIONS, whole("widen", widen, 0), samplers)
-    found = [_found(made, contest, axes, count) for contest, count in zip(contests, whole_grids, strict=True)]
+    found = [_found(made, contest, axes) for contest in contests]
     facts = {name: value for name, value in first.about.items() if name not in ("validation", "held_back")}
     setting = {"dataset": first.name, "clients": first.num_clients, **facts, **_flat(about), "seed": max(tasks) + 1}
     return Tuned(found, Measure(first.primary, higher), setting)
+
+
+list_options(tune, (*NOT_PASSED, "fraction"))
 
 
 def _held_back(tasks: Mapping[int, Task], share: float) -> dict[int, Task]:
@@ -288,21 +291,18 @@ def _held_back(tasks: Mapping[int, Task], share: float) -> dict[int, Task]:
     return {seed: made[id(task)] for seed, task in tasks.items()}
 
 
-def _contest(arm: Arm, axes: Mapping[str, list[Any]], about: Mapping[str, Any], share: float, higher: bool) -> Contest:
-    own = {name: values for name, values in axes.items() if has_option(arm, name)}
-    count, rounds = (
-        len(points(own)),
-        arm.options.get("rounds", about.get("rounds", options_of(Trial)["rounds"].default)),
-    )
-    require(count > 1, f"grid holds a single candidate of {arm.name}; give several values.")
-    return Contest(arm, own, whole("rounds", rounds, 1), int(share * count * rounds + 1e-9), higher)
+def _contest(arm: Arm, axes: Mapping[str, list[Any]], higher: bool) -> Contest:
+    """Return the candidates of an arm: all, or those of the options that it has."""
+    own = {name: list(values) for name, values in axes.items() if has_option(arm, name)}
+    require(len(points(own)) > 1, f"grid holds a single candidate of {arm.name}; give several values.")
+    return Contest(arm, own, higher)
 
 
 def _sampler(contest: Contest, seed: int) -> Sampler:
     return Sampler(contest.axes, len(points(contest.axes)) // BATCHES, seed)
 
 
-def _found(search: Search, contest: Contest, given: Mapping[str, list[Any]], whole_grid: int) -> Found:
+def _found(search: Search, contest: Contest, given: Mapping[str, list[Any]]) -> Found:
     best = contest.ranked()[0]
     if contest.tried[best].diverged:
         raise DivergedError(f"all candidates of {contest.arm.name} diverged; give smaller rates.")
@@ -320,5 +320,5 @@ def _found(search: Search, contest: Contest, given: Mapping[str, list[Any]], who
             name: new for name, values in contest.axes.items() if (new := [v for v in values if v not in given[name]])
         },
         updates=sum(each.updates for each in contest.tried.values()),
-        whole_grid=whole_grid,
+        whole_grid=search.updates_of_grid(contest, given),
     )

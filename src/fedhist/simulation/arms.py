@@ -15,7 +15,7 @@ LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is n
 SHARED = ("seed", "record", "record_dtype")
 """Options of a trial that all arms of a comparison have in common."""
 
-INSTEAD = (("epochs", "local_steps"), ("rounds", "until"), ("k", "closing"), ("schedule", "speeds"))
+INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("schedule", "speeds"))
 """Options of which one takes the place of the other, so that an arm with one of its own does not inherit the other."""
 
 

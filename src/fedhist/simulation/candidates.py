@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from fedhist.errors import require
 from fedhist.simulation.arms import Arm
@@ -18,6 +18,8 @@ RECENT = 1 / 3
 """Share of a run's rounds, the last ones, whose evaluations make its score: single ones differ from round to round."""
 LEVEL = 0.01
 """Share of the best score by which another may differ from it and be as good: noise is larger."""
+TWINS = 1e-4
+"""Share by which scores and losses may differ of candidates that took the same steps, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,20 @@ class Tried:
         """The mean over seeds; None if it is not known of one of them."""
         return _mean(each.value for each in self.outcomes)
 
+    @property
+    def loss(self) -> float | None:
+        """The mean over seeds; None if it is not known of one of them."""
+        return _mean(each.loss for each in self.outcomes)
+
+    def is_twin(self, other: Self) -> bool:
+        """Return whether two candidates came to the same, as if they were one."""
+        pairs = (self.value, other.value), (self.loss, other.loss)
+        known = [(one, two) for one, two in pairs if one is not None and two is not None]
+        return len(known) == 2 and all(abs(one - two) <= TWINS * abs(one) for one, two in known)
+
     def rank(self, higher: bool) -> tuple[float, ...]:
         """Return what candidates are sorted by: the best first, diverged ones last, of these the longest-lived one."""
-        value, loss = self.value, _mean(each.loss for each in self.outcomes)
+        value, loss = self.value, self.loss
         signed = math.inf if value is None else -value if higher else value
         return self.diverged, value is None, signed, math.inf if loss is None else loss, -self.updates
 
@@ -88,22 +101,21 @@ class Contest:
     arm: Arm
     axes: dict[str, list[Any]]
     """The values of each option; those beyond the ends of what was given are added."""
-    rounds: int
-    """Of a whole run."""
-    budget: int
-    """The rounds that all candidates together may take, for each seed."""
     higher: bool
     """Whether more of the primary metric is better."""
+    budget: int = 0
+    """The client updates that all candidates together may take."""
     tried: dict[Point, Tried] = field(default_factory=dict)
     homes: dict[Point, tuple[int, int]] = field(default_factory=dict)
     """In which step a candidate was last run, and its place there."""
     alive: list[Point] = field(default_factory=list)
     """Those that have come as far as the last comparison."""
     spent: int = 0
+    """The client updates that those so far would have taken, had none of them diverged."""
 
     @property
     def left(self) -> int:
-        """The rounds that are left of the budget."""
+        """The client updates that are left of the budget."""
         return self.budget - self.spent
 
     def candidate(self, point: Point, name: str | None = None) -> Arm:
@@ -115,8 +127,25 @@ class Contest:
         return dict(zip(self.axes, point, strict=True))
 
     def ranked(self) -> list[Point]:
-        """Return the candidates that have come this far, the best first; of equal ones the first on the grid."""
-        return sorted(self.alive, key=lambda point: self.tried[point].rank(self.higher))
+        """Return the candidates that have come this far, the best first; of equal ones the first on the grid.
+
+        Of twins, such as a large client's rate with a small server's and the reverse, one stands for all: that with the
+        fewest options at an end. The others come after, so that they do not take the place of different ones.
+        """
+        order = sorted(self.alive, key=lambda point: self.tried[point].rank(self.higher))
+        live = [point for point in order if not self.tried[point].diverged]
+        heads: list[Point] = []
+        twins: list[Point] = []
+        for point in live:
+            place = next((i for i, head in enumerate(heads) if self.tried[head].is_twin(self.tried[point])), None)
+            if place is None:
+                heads.append(point)
+            elif len(ends(self.axes, point)) < len(ends(self.axes, heads[place])):
+                twins.append(heads[place])
+                heads[place] = point
+            else:
+                twins.append(point)
+        return heads + twins + order[len(live) :]
 
     def open_ends(self) -> dict[str, int]:
         """Return the options of the best candidate at an end of their range that might be better beyond it.

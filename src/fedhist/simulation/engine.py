@@ -295,16 +295,16 @@ def _names(function: Callable[..., object], without: Sequence[str]) -> dict[str,
     return {name: each for name, each in inspect.signature(function).parameters.items() if name not in without}
 
 
-def _list_options(function: Callable[..., object], without: Sequence[str]) -> None:
+def list_options(function: Callable[..., object], without: Sequence[str]) -> None:
     """Let ``help()`` and editors show the options that a function passes on."""
     own = inspect.signature(function)
     named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
-    passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials",))
+    passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials", *without))
     single = {name: each.default for name, each in options_of(Trial).items() if each.part is not None}
     passed |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in single.items()}
     parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
     function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
-_list_options(simulate, ())
-_list_options(compare, ("seed",))
+list_options(simulate, ())
+list_options(compare, ("seed",))

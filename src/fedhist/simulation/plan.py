@@ -34,6 +34,7 @@ from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies.memory import buffer_bytes
 from fedhist.world.clocks import busy_clients, schedule_of
+from fedhist.world.speeds import per_of
 
 TRAINERS = ("auto", "reference", "threaded", "native", "batched")
 USABLE_MEMORY = 0.9
@@ -88,7 +89,7 @@ def _when(trial: Trial) -> tuple[object, ...]:
     """Return what decides who arrives when."""
     parts = (identity(each) for each in (trial.speeds, trial.network, trial.availability, trial.coupling))
     own: tuple[object, ...] = (trial.task.num_clients,)
-    if trial.network is not None or trial.coupling is not None or getattr(trial.speeds, "per", "") == "example":
+    if trial.network is not None or trial.coupling is not None or per_of(trial.speeds) == "example":
         own = id(trial.task), identity(trial.local), trial.traffic
     rule = identity(trial.closing), trial.k, trial.rounds, trial.concurrency
     return *own, *parts, *rule, trial.seed, id(trial.schedule)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 FRACTIONS = (1 / 9, 1 / 3, 1.0)
@@ -87,10 +87,11 @@ def _with(axes: Axes, point: Point, values: Mapping[str, Any]) -> Point:
     return tuple(values.get(name, own) for name, own in zip(axes, point, strict=True))
 
 
-def survivors(count: int, rounds: int, left: int) -> int:
-    """Return how many of the candidates are taken so many rounds further with the rounds that are left; 0 for none.
+def survivors(count: int, costs: Sequence[int], left: int) -> int:
+    """Return how many of so many candidates go on, given what each of the live ones costs, the best first; 0 for none.
 
     Two at least: taking the best one alone further would cost and decide nothing.
     """
-    fits = min(max(2, int(KEPT * count)), left // rounds) if rounds else 0
-    return fits if 2 <= fits <= count else 0
+    wanted = costs[: max(2, int(KEPT * count))]
+    fits = sum(total <= left for total in accumulate(wanted))
+    return fits if fits >= 2 else 0

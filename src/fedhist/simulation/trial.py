@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fedhist.world.schedule import Schedule
     from fedhist.world.speeds import Speeds
 
+ROUNDS = 300
+"""Rounds of a run that nothing is said about."""
+
 
 @documented
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,7 +114,7 @@ class Trial(ServerOptions):
     """
 
     task: Task = dataclasses.field(kw_only=False)
-    rounds: int = option(None, "Rounds to run.", "Method", default_text="300, or those up to `until`")
+    rounds: int = option(None, "Rounds to run.", "Method", default_text=f"{ROUNDS}, or those up to `until`")
     until: float | None = option(
         None,
         "Virtual time at which to stop, if `rounds` are not over before; what takes long has fewer rounds.",
@@ -129,7 +132,7 @@ class Trial(ServerOptions):
     speeds: Speeds = option(
         "lognormal",
         "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit, random (K of N at random) "
-        "or a profile (see `fedhist world --help`), with options as in lognormal:sigma=1.",
+        "or a profile (see `fedhist world --list`), with options as in lognormal:sigma=1.",
         "World",
     )
     network: Transfers | None = option(
@@ -270,7 +273,7 @@ class Trial(ServerOptions):
         if self.rounds is not None:
             whole("rounds", self.rounds, 1)
         if self.until is None:
-            return 300 if self.rounds is None else self.rounds
+            return ROUNDS if self.rounds is None else self.rounds
         positive("until", self.until)
         require(self.schedule is None, "until is for simulated speeds; give rounds with a recorded schedule.")
         return rounds_until(self.fleet(), self.rule, self.until, self.concurrency, self.rounds)

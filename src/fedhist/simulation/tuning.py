@@ -8,6 +8,7 @@ anew, so that rates which follow the round are those of a whole run. What is fin
 import hashlib
 import json
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +25,6 @@ from fedhist.simulation.search import Point, beyond, further, nearer, points, su
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_text, whole_file
 
-EVALUATIONS = 18
-"""Evaluations of a whole run, evenly spaced: two by the first comparison."""
 Job = tuple[Contest, Point]
 
 
@@ -44,6 +43,8 @@ class Search:
         Options of :func:`simulate_many`.
     folder
         Where finished steps and the states of runs are kept.
+    budget
+        The share of the client updates of whole grids that may be used.
     """
 
     def __init__(
@@ -53,9 +54,14 @@ class Search:
         shared: Mapping[str, Any],
         how: Mapping[str, Any],
         folder: Path,
+        budget: float,
     ) -> None:
         self.contests, self.tasks, self.shared, self.how, self.folder = contests, tasks, shared, how, folder
         self._steps = 0
+        self._made: dict[Job, list[Trial]] = {}
+        for contest in contests:
+            whole = sum(self._cost(contest, point, 0.0, 1.0) for point in points(contest.axes))
+            contest.budget = int(budget * whole + 1e-9)
 
     def run(self, fractions: Sequence[float], widen: int, samplers: Sequence[Sampler] = ()) -> None:
         """Compare candidates after each of some fractions of the rounds.
@@ -63,6 +69,12 @@ class Search:
         `widen` is how many times the grids may grow where the best candidate lies at an end. With `samplers`, one for
         each arm, these propose the first candidates in place of the grid.
         """
+        for contest in self.contests:
+            fewest = min(trial.rounds for trial in self._trials(contest, points(contest.axes)[0]))
+            fits = fewest * fractions[0] > 1 - 1e-9
+            require(
+                fits, f"{contest.arm.name} has {fewest} rounds, too few to compare candidates on the way; give more."
+            )
         if samplers:
             self._sample(fractions[0], samplers)
         else:
@@ -76,7 +88,7 @@ class Search:
                 return
             kept = {each: self._kept(each, fraction, following) for each in going}
             if not any(kept.values()):
-                following = self._as_far_as_two_get(going, fraction)
+                following = min(self._reach_of_two(each, fraction) for each in going)
                 kept = {each: self._kept(each, fraction, following) for each in going}
             going = [each for each in going if kept[each]]
             if not going:
@@ -88,15 +100,20 @@ class Search:
                 return
 
     def _kept(self, contest: Contest, fraction: float, following: float) -> int:
-        """Return how many candidates of an arm go on."""
-        more = stop_of(contest.rounds, following) - stop_of(contest.rounds, fraction)
-        live = sum(not contest.tried[point].diverged for point in contest.alive)
-        return min(survivors(len(contest.alive), more, contest.left), live if live > 1 else 0)
+        """Return how many candidates of an arm go on to a fraction of the rounds."""
+        live = [point for point in contest.ranked() if not contest.tried[point].diverged]
+        costs = [self._cost(contest, point, fraction, following) for point in live]
+        return survivors(len(contest.alive), costs, contest.left) if following > fraction else 0
 
-    def _as_far_as_two_get(self, going: Sequence[Contest], fraction: float) -> float:
-        """Return the fraction to which the budget suffices for two candidates of each arm; the same one if for none."""
-        reach = [(stop_of(each.rounds, fraction) + each.left // 2) / each.rounds for each in going]
-        return max(fraction, min(reach))
+    def _reach_of_two(self, contest: Contest, fraction: float) -> float:
+        """Return the fraction to which the budget suffices for the two best candidates of an arm."""
+        two = contest.ranked()[:2]
+        rounds = self._trials(contest, two[0])[0].rounds
+
+        def cost(stop: int) -> int:
+            return sum(self._cost(contest, point, fraction, stop / rounds) for point in two)
+
+        return max(fraction, (bisect_right(range(rounds + 1), contest.left, key=cost) - 1) / rounds)
 
     def _begin(self, fraction: float, proposed: Mapping[Contest, Sequence[Point]]) -> None:
         """Run new candidates up to a fraction of the rounds."""
@@ -126,8 +143,8 @@ class Search:
         outside = {each: further(each.axes, bests[each], opened[each], self._possible(each)) for each in going}
         count = max(map(len, outside.values()))
         for contest in going:
-            cost = stop_of(contest.rounds, fraction)
-            reserved = 0 if reserve is None else 2 * (stop_of(contest.rounds, reserve) - cost)
+            cost = self._cost(contest, bests[contest], 0.0, fraction)
+            reserved = 0 if reserve is None else 2 * self._cost(contest, bests[contest], fraction, reserve)
             count = min(count, max(0, contest.left - reserved) // cost)
         if count == 0:
             return False
@@ -147,17 +164,25 @@ class Search:
 
         def possible(point: Point) -> bool:
             try:
-                trials = self._trials(contest, point)
+                self._trials(contest, point)
             except InvalidInput:
                 return False
-            return all(trial.k <= trial.task.num_clients for trial in trials)
+            return True
 
         return possible
 
-    def updates_of(self, contest: Contest) -> int:
-        """Return the client updates that whole runs of all candidates of the grid would take."""
-        trials = [trial for point in points(contest.axes) for trial in self._trials(contest, point)]
-        return sum(trial.rounds * trial.k for trial in trials)
+    def updates_of_grid(self, contest: Contest, given: Mapping[str, Sequence[Any]]) -> int:
+        """Return the client updates that whole runs of all candidates of a grid would take.
+
+        Where rounds close with fewer uploads than they might, they are taken from the rounds that there were.
+        """
+        total = 0.0
+        for point in points({name: given[name] for name in contest.axes}):
+            tried = contest.tried.get(point)
+            for place, trial in enumerate(self._trials(contest, point)):
+                own = tried.outcomes[place] if tried and not tried.diverged else None
+                total += trial.rounds * (own.updates / own.rounds if own else trial.k)
+        return round(total)
 
     def edges(self, contest: Contest) -> dict[str, int]:
         """Return the options of the best candidate that might be better beyond an end of what was tried."""
@@ -171,10 +196,16 @@ class Search:
 
     def _trials(self, contest: Contest, point: Point) -> list[Trial]:
         """Return the runs of a candidate, one for each seed."""
-        texts = [f"{name} = {value}" for name, value in contest.options(point).items()]
-        arm = contest.candidate(point, ", ".join([contest.arm.name, *texts]))
-        every = {"eval_every": max(1, contest.rounds // EVALUATIONS)}
-        return [arm.trial(task, seed=seed, **{**every, **self.shared}) for seed, task in self.tasks.items()]
+        if (contest, point) not in self._made:
+            texts = [f"{name} = {value}" for name, value in contest.options(point).items()]
+            arm = contest.candidate(point, ", ".join([contest.arm.name, *texts]))
+            made = [arm.trial(task, seed=seed, **self.shared) for seed, task in self.tasks.items()]
+            self._made[contest, point] = made
+        return self._made[contest, point]
+
+    def _cost(self, contest: Contest, point: Point, since: float, fraction: float) -> int:
+        """Return the client updates, at most, of a candidate from one fraction of the rounds to another."""
+        return sum(_rounds(trial, since, fraction) * trial.k for trial in self._trials(contest, point))
 
     def _take(self, jobs: Sequence[Job], since: float, fraction: float) -> None:
         """Take candidates from one fraction of their rounds to another, side by side."""
@@ -187,10 +218,11 @@ class Search:
             sources += [(self._states(step), first + place) for place in range(seeds)]
         outcomes = self._step(trials, fraction, sources)
         for place, (contest, point) in enumerate(jobs):
-            own, end = outcomes[place * seeds : (place + 1) * seeds], stop_of(contest.rounds, fraction)
+            end = max(_rounds(trial, 0.0, fraction) for trial in self._trials(contest, point))
+            own = outcomes[place * seeds : (place + 1) * seeds]
             contest.tried[point] = Tried(contest.options(point), end, own)
             contest.homes[point] = self._steps, place * seeds
-            contest.spent += end - (stop_of(contest.rounds, since) if since else 0)
+            contest.spent += self._cost(contest, point, since, fraction)
         self._steps += 1
 
     def _states(self, step: int) -> Path:
@@ -217,6 +249,11 @@ class Search:
         with whole_file(file) as part:
             part.write_text(json.dumps({"step": what, "outcomes": [asdict(each) for each in outcomes]}) + "\n")
         return outcomes
+
+
+def _rounds(trial: Trial, since: float, fraction: float) -> int:
+    """Return the rounds from one fraction of a trial's to another."""
+    return stop_of(trial.rounds, fraction) - (stop_of(trial.rounds, since) if since else 0)
 
 
 def _digest(trials: Sequence[Trial], fraction: float) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedhist.errors import InvalidInput, brief, choice, reason, require, whole
 from fedhist.store.files import parse_json, read_lines
 from fedhist.world.schedule import Schedule, cut
+from fedhist.world.tables import lines_of
 
 COLUMNS = "client", "start", "end"
 CLIENTS = "auto", "ids", "labels"
@@ -77,15 +78,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                     require(name in row, f"line {number} has no {name}")
                 yield number, row
         return
-    table = csv.reader(lines, strict=True)
-    names = [name.strip().removeprefix("\ufeff") for name in next(table, [])]
-    for name in COLUMNS:
-        require(names.count(name) == 1, f"its first line must name {name} once, got {brief(names)}")
-    for values in table:
-        if values:
-            count = f"line {table.line_num} has {len(values)} values for {len(names)} columns"
-            require(len(values) == len(names), count)
-            yield table.line_num, dict(zip(names, values, strict=True))
+    yield from lines_of(lines, COLUMNS)
 
 
 def _label(line: int, value: object) -> str:

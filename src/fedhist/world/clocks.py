@@ -18,7 +18,7 @@ FEW = 64
 
 def busy_clients(num_clients: int, closing: Closing, concurrency: int | None) -> int:
     """Return how many clients work at a time, or raise if there are not so many."""
-    least = closing.at_least if closing.enough is None else closing.enough
+    least = closing.needed
     require(least <= num_clients, f"k={least} is more than the {num_clients} clients there are.")
     if closing.sample is not None:
         require(concurrency is None, f"concurrency is what {closing} says; leave it out.")

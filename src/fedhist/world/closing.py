@@ -25,7 +25,12 @@ class Closing:
 
     def most(self, busy: int) -> int:
         """Return how many uploads a round has at most, where so many clients work at a time."""
-        return busy if self.enough is None else self.enough
+        return busy if self.enough is None else min(self.enough, busy)
+
+    @property
+    def needed(self) -> int:
+        """How many clients there must be for a round to close."""
+        return self.at_least if self.enough is None else self.enough
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Arrival(FirstK):
 class Synchronous(Closing):
     """Clients are sampled, and the server waits for them; nobody else is at work.
 
+    A round also closes when nobody of the sample is at work any more.
+
     Parameters
     ----------
     k
@@ -62,8 +69,6 @@ class Synchronous(Closing):
         How many times as many are sampled. The others are told to stop when the round closes, and their work is lost.
     deadline
         Seconds after which a round closes with the uploads there are, at least one.
-
-    A round also closes when nobody of the sample is at work any more.
     """
 
     k: int = 10
@@ -96,15 +101,30 @@ class Synchronous(Closing):
 class Deadline(Closing):
     """A round closes `seconds` after it opened with all that has arrived, or later, once there are `at_least` so many.
 
-    Those who are in it are sent the new model, the others go on.
+    Those who are in it are sent the new model, the others go on. With `at_most`, so many uploads close it sooner. That
+    is also the K of methods whose defaults depend on N/K; without it, it is the number of clients at work.
     """
 
     seconds: float = 1.0  # type: ignore[misc]
     at_least: int = 1  # type: ignore[misc]
+    at_most: int | None = None
 
     def __post_init__(self) -> None:
         positive("seconds", self.seconds)
         whole("at_least", self.at_least, 1)
+        if self.at_most is not None:
+            fits = self.at_least <= whole("at_most", self.at_most, 1)
+            require(fits, f"at_least={self.at_least} must not exceed at_most={self.at_most}.")
+
+    @property
+    def enough(self) -> int | None:  # type: ignore[override]
+        """The most uploads that a round waits for."""
+        return self.at_most
+
+    @property
+    def needed(self) -> int:
+        """How many clients there must be for a round to close."""
+        return self.at_least
 
 
 CLOSINGS: Mapping[str, Callable[..., Closing]] = {

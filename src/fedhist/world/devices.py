@@ -18,6 +18,7 @@ from fedhist.world.tables import (
     read_number,
     read_numbers,
     read_once,
+    text_of,
 )
 
 PER = "training", "example"
@@ -59,7 +60,7 @@ def read_devices(file: str, *_: int) -> Devices:
 def _measured(content: bytes) -> tuple[list[str], dict[str, Floats]]:
     """Return the clients' names, and the columns of a CSV file."""
     labels, table = list[str](), dict[str, list[float]]()
-    for line, row in lines_of(content, ()):
+    for line, row in lines_of(text_of(content), ()):
         labels += [row["client"]] if "client" in row else []
         for name in COLUMNS:
             if name in row:

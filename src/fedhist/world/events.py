@@ -54,6 +54,7 @@ class EventClock:
         self._paused = 0.0
         self._lost = 0  # in a row
         self._last_use: dict[int, int] = {}
+        self._log: list[_Training] | None = None
         for client in range(len(fleet)):
             self._free(client)
         self._fill((0, CLOSE))
@@ -109,6 +110,8 @@ class EventClock:
             training = _Training(end, lost, self._count, client, self.round + 1, self._now)
             heapq.heappush(self._working, training)
             self._count += 1
+            if self._log is not None:
+                self._log.append(training)
         self._ledger.start(len(clients), self._now)
 
     def _given_up(self, duration: float) -> float | None:
@@ -227,6 +230,7 @@ class EventClock:
         fork = copy.copy(self)
         fork._working, fork._idle, fork._away = list(self._working), list(self._idle), list(self._away)
         fork._ended, fork._last_use, fork._ledger = list(self._ended), dict(self._last_use), copy.copy(self._ledger)
+        fork._log = None  # what it begins does not happen yet
         return fork
 
     @property
@@ -262,6 +266,11 @@ class EventClock:
         for array in (clients, staleness, arrived, last_use, *books.values()):
             array.setflags(write=False)  # all methods of a comparison share them
         return Schedule(len(self.fleet), clients, staleness, arrived, books, last_use)
+
+    def log(self) -> "list[_Training]":
+        """Return a list of the trainings under way, to which all that begin from now on are added, lost ones too."""
+        self._log = sorted(self._working, key=lambda each: each.number)
+        return self._log
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all that the clock knows between two rounds."""

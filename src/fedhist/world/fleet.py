@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedhist.errors import require, whole
 from fedhist.world.availability import Always, Availability
-from fedhist.world.speeds import Speeds, as_speeds, work_gammas, work_times
+from fedhist.world.speeds import Speeds, as_speeds, per_of, work_gammas, work_times
 
 if TYPE_CHECKING:
     from fedhist.data.task import Task
@@ -52,16 +52,17 @@ class Fleet:
         """Draw a fleet; `examples` are those a client processes in a training, `traffic` its bytes up and down."""
         num_clients, drawn = whole("clients", num_clients, 1), as_speeds(speeds)
         times = drawn.mean_times(num_clients, seed)
+        on_the_way: Floats = np.broadcast_to(0.0, num_clients)
+        if network is not None:
+            on_the_way = network.times(num_clients, seed, *traffic)
         if coupling is not None and task is not None:
-            times = coupling.reordered(times, task, seed)
-        if getattr(drawn, "per", "training") == "example":
+            order = coupling.order(times, task, seed)
+            times, on_the_way = times[order], on_the_way[order]
+        if per_of(drawn) == "example":
             require(examples is not None, f"{drawn!r} is the time of an example, and how many there are is not known.")
             times = times * np.asarray(examples)
         fits = bool(np.isfinite(times).all() and (times > 0).all())
         require(fits, f"{drawn!r} gives times that are not positive numbers; use milder parameters.")
-        on_the_way = (
-            np.broadcast_to(0.0, num_clients) if network is None else network.times(num_clients, seed, *traffic)
-        )
         return cls(times, on_the_way, drawn.jitter, seed, availability)
 
     def __len__(self) -> int:

@@ -349,6 +349,18 @@ SPEEDS: Mapping[str, Callable[..., Speeds]] = {
     "table": DeviceTable,
 }
 """Models of speed that a command line or a configuration file can name."""
+FLASH, FADAS, FEDSCALE = "PKU-Chengxu/FLASH", "yujiaw98/FADAS", "CSV, or the files of SymbioticLab/FedScale"
+SOURCES: Mapping[str, str] = {
+    "half-normal": "facebookresearch/FLSim",
+    "ai-benchmark": FLASH,
+    "ace": "xchang1121/AsyncFL",
+    "fadas-mild": FADAS,
+    "fadas-large": FADAS,
+    "phones": FLASH,
+    "table": FEDSCALE,
+    "trace": FEDSCALE,
+}
+"""Where the numbers come from, by the name of a model of speed or availability."""
 
 
 def as_speeds(given: object) -> Speeds:

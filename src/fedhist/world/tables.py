@@ -54,10 +54,15 @@ def is_csv(file: str) -> bool:
     return file.lower().endswith((".csv", ".csv.gz"))
 
 
-def lines_of(content: bytes, needed: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+def text_of(content: bytes) -> Iterable[str]:
+    """Return the lines of a text."""
+    return StringIO(content.decode("utf-8"), newline="")
+
+
+def lines_of(lines: Iterable[str], needed: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Return the lines of a CSV file, by their numbers, as values by their names."""
-    table = csv.reader(StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
-    names = [name.strip() for name in next(table, [])]
+    table = csv.reader(lines, strict=True)
+    names = [name.strip().removeprefix("\ufeff") for name in next(table, [])]
     require(len({*names}) == len(names), f"its first line must name each column once, got {brief(names)}")
     for name in needed:
         require(name in names, f"its first line must name {name}, got {brief(names)}")

@@ -18,6 +18,7 @@ from fedhist.world.tables import (
     lines_of,
     read_number,
     read_numbers,
+    text_of,
 )
 
 MOST_WINDOWS = 1 << 25
@@ -74,7 +75,7 @@ def _stretches(content: bytes, repeat: float | None) -> _Rows:
     """Return the stretches in a CSV file."""
     known: dict[str, _Row] = {}
     period = math.inf if repeat is None else repeat
-    for line, row in lines_of(content, ("client", "begin", "end")):
+    for line, row in lines_of(text_of(content), ("client", "begin", "end")):
         begin = read_number(f"begin in line {line}", row["begin"])
         end = read_number(f"end in line {line}", row["end"], begin, above=True)
         require(end <= period, f"line {line} ends at {end:g}, after repeat={repeat}")

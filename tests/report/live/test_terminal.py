@@ -124,6 +124,9 @@ def test_methods_that_end_at_a_virtual_time(clock: list[float]) -> None:
     done.model = {}
     view(49, [done])
     assert view._progress()[0] == "round 49" and view._share == pytest.approx(59 / 60)
+    latest = made_up("a", accuracies={10: 0.5})
+    assert Goal(30, until=50.0).total(latest) == 30 and Goal(30, until=20.0).total(latest) == 20
+    assert Goal(30, until=50.0).total(None) == 30
 
 
 def test_the_rate_of_runs_that_are_passed_when_finished(clock: list[float]) -> None:

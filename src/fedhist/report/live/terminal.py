@@ -1,5 +1,6 @@
 """Runs under way, on a terminal: how far they are, how fast, and what each method has reached."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ class Fact(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """When a run ends: after so many rounds, or at a virtual time."""
+    """When a run ends: after so many rounds, or at a virtual time if that comes first."""
 
     rounds: int | None
     until: float | None = None
@@ -78,7 +79,9 @@ class Goal(NamedTuple):
         if self.until is None:
             return self.rounds
         latest = history.evaluations[-1] if history is not None and history.evaluations else None
-        return latest.round * max(self.until / latest.time, 1.0) if latest is not None and latest.time > 0 else None
+        if latest is None or latest.time <= 0:
+            return self.rounds
+        return min(latest.round * max(self.until / latest.time, 1.0), math.inf if self.rounds is None else self.rounds)
 
 
 class Terminal:
@@ -161,7 +164,7 @@ class Terminal:
 
     def _finished(self, run: tuple[str, int]) -> bool:
         goal = self._goal(run[0])
-        return self._runs[run].model is not None or (goal.until is None and self._done[run] == goal.rounds)
+        return self._runs[run].model is not None or self._done[run] == goal.rounds
 
     def _totals(self) -> tuple[dict[tuple[str, int], float], float]:
         """Return how many rounds each run takes that has begun, as far as is known, and the others together."""

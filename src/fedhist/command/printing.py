@@ -1,11 +1,13 @@
-"""What commands print: lines, tables, and notes from warnings."""
+"""What all commands print with."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 # Paths and names are shown as they are: brackets and colons in them are not for Rich.
 console = Console(markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
+SHORT_NAME = 20
+"""Characters of a method's name for which the other columns of a table make room."""
 
 
 def say(line: str, to: Console = console) -> None:
@@ -28,21 +32,9 @@ def say(line: str, to: Console = console) -> None:
     to.print(line, highlight=False, soft_wrap=True)
 
 
-def say_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None, *, bare: bool = False
-) -> None:
-    """Print a table whose first column is text and whose others are numbers; a bare one has no lines."""
-    heads = [Column(columns[0], overflow="fold"), *(Column(each, justify="right") for each in columns[1:])]
-    look: dict[str, Any] = {"box": None, "pad_edge": False} if bare else {}
-    table = Table(*heads, title=title, caption=caption, **look)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 @contextlib.contextmanager
-def notes() -> Iterator[None]:
-    """Show each warning once, as a note."""
+def notes() -> Iterator[Callable[..., None]]:
+    """Show warnings as notes, each of them once; give the function that shows one."""
     noted = set[str]()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -53,7 +45,27 @@ def notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
-        yield
+        yield note
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None, *, bare: bool = False
+) -> None:
+    """Print a table whose first column has names and the others numbers; a bare one has no lines."""
+    first, *others = columns
+    short = all(len(row[0]) <= SHORT_NAME for row in rows)
+    named = Column(first, overflow="fold", no_wrap=short)  # a name that is cut may be that of several methods
+    look: dict[str, Any] = {"box": None, "pad_edge": False} if bare else {}
+    table = Table(named, *(Column(each, justify="right") for each in others), title=title, caption=caption, **look)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def options_text(make: Callable[..., Any]) -> str:
+    """Return the options that can follow a name; the strategy that a defence guards is not one of them."""
+    given = [p for p in inspect.signature(make).parameters.values() if p.name != "inner"]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={json.dumps(p.default)}" for p in given) or "-"
 
 
 @contextlib.contextmanager
