@@ -94,6 +94,16 @@ def test_a_flat_optimum_is_named(found: Callable[..., Findings]) -> None:
     assert "; K = 4 is not clear (up to 1.78 times as long, yet intervals contain 1)." in said
 
 
+def test_other_k_that_sometimes_do_not_get_there_are_no_noise_by_that(found: Callable[..., Findings]) -> None:
+    findings = found(
+        {"asynchronous K=1": [None, 11, 11], "asynchronous K=2": [10, 11, 12], "asynchronous K=4": [None] * 3}
+    )
+    flat = findings.sentences()[3]
+    assert flat.startswith("Asynchronous: K = 2 is the soonest; K = 1 is not clear (up to 2.09 times as long")
+    few = found({**some, **never}).sentences()[3]
+    assert few == "Asynchronous: K = 1 is the soonest, but 2 of 3 runs get there, too few to say how others compare."
+
+
 def test_an_optimum_may_have_gaps(found: Callable[..., Findings]) -> None:
     times = {"asynchronous K=1": [10, 12, 11], "asynchronous K=2": [20, 22, 24], "asynchronous K=4": [10, 11, 12]}
     assert "and K = 1 and 4 are about the same (up to 1.00 times as long" in found(times).sentences()[3]
@@ -129,8 +139,8 @@ def test_runs_that_do_not_get_there_count_as_the_whole_time(found: Callable[...,
         "at least 5.93 times as long" in findings.sentences()[1] and "1 of 3 runs not at all" in findings.sentences()[1]
     )
     some = found({"synchronous K=4": [50, None, 50], "asynchronous K=4": [10, None, 12]})
-    assert "Not sure: 2 of its 3 runs get there" in some.sentences()[0]
-    assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2 of 3)"]
+    assert "Not sure: 2 of its 3 runs get there" in some.sentences()[0] and "n/m: how many seeds" in some.caption
+    assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2/3)"]
 
 
 def test_nothing_reached(found: Callable[..., Findings]) -> None:
