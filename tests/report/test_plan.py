@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_where_intervals_overlap_it_is_not_sure(found: Callable[..., Findings]) 
     first = findings.sentences()[0]
     assert first.startswith("Recommendation: asynchronous K=4")
     assert first.endswith("Not sure: the interval of its lead over synchronous K=4 contains 1.")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_an_arm_that_does_not_stay_at_the_target_is_not_sure(found: Callable[..., Findings], higher: bool) -> None:
+    findings = found({"synchronous K=4": [80, 80], "asynchronous K=4": [10, 11]}, higher=higher)
+    assert "Sure that" in findings.sentences()[0]
+    for history in findings.swept.of(findings.outcomes[1].regime):
+        history.evaluations[50:] = findings.swept.of(findings.outcomes[0].regime)[0].evaluations[:50]
+        history.evaluations[50:] = [replace(each, time=each.time + 50) for each in history.evaluations[50:]]
+    said = Findings(findings.swept).sentences()[0]
+    end = "25.0 %" if higher else "rmse 2.00"
+    assert said.endswith(f"Not sure: it does not stay there, and is at {end} at the end.")
 
 
 def test_synchronous_may_be_recommended(found: Callable[..., Findings]) -> None:

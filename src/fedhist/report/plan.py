@@ -131,6 +131,8 @@ class Findings:
             doubt = "one seed has no interval"
         elif not first.everywhere:
             doubt = f"{len(first.times)} of its {counted(len(first.histories), 'run')} get there"
+        elif self._value(first) < (self.target if self.measure.higher else -self.target):
+            doubt = f"it does not stay there, and is at {self.measure.said(first.end)} at the end"
         elif rival is not None and (lead is None or lead.low is None or lead.low <= 1):
             doubt = f"the interval of its lead over {rival.regime.name} contains 1"
         if doubt:
