@@ -154,12 +154,14 @@ def test_runs_that_do_not_get_there_count_as_the_whole_time(found: Callable[...,
     assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2/3)"]
 
 
-def test_nothing_reached(found: Callable[..., Findings]) -> None:
+def test_nothing_reached(found: Callable[..., Findings], tmp_path: Path) -> None:
     findings = found({"synchronous K=4": [None] * 2, "asynchronous K=4": [None] * 2})
     assert findings.sentences() == [
         "No recommendation: no arm reaches 80 % within 100 of virtual time. Give a longer --until, or a lower --target."
     ]
     assert [line[4] for line in findings.lines()[1]] == ["> 100", "> 100"]
+    findings.save(tmp_path)
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
 def test_one_seed_is_never_sure(found: Callable[..., Findings]) -> None:

@@ -1,5 +1,6 @@
 """Time, client work and bytes to a target, and the value at the end, against K, as a picture."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,11 @@ def _hollow(colour: str) -> dict[str, Any]:
 
 
 def _draw_costs(panel: Any, own: Sequence[Outcome], axis: str, look: dict[str, Any], beside: float) -> None:
-    """Draw what arms spend up to the target; hollow where some seeds do not get there."""
+    """Draw what arms spend up to the target; hollow, and not joined by a line, where some seeds do not get there."""
     scale, found = TITLES[axis][1], [(each, mean) for each in own if (mean := each.mean(axis)) is not None]
     places, heights = [beside * each.regime.k for each, _ in found], [scale * mean.mean for _, mean in found]
-    panel.plot(places, heights, **{**look, "marker": ""})
+    joined = [scale * mean.mean if (mean := each.mean(axis)) and each.everywhere else math.nan for each in own]
+    panel.plot([beside * each.regime.k for each in own], joined, **{**look, "marker": ""})
     for (each, mean), place, height in zip(found, places, heights, strict=True):
         if mean.low and mean.high and mean.high < WIDEST * mean.low:
             _draw_span(panel, place, (scale * mean.low, scale * mean.high), look)
