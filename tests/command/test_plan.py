@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+import fedhist as fh
+from fedhist.command import plan
 from tests.command.calls import contents, fails, fedhist, in_process, succeeds
 
 WORLD = ["--clients", "8", "--speeds", "constant:jitter=0.1", "--until", "4", "--device", "cpu"]
@@ -98,3 +102,28 @@ def test_where_all_diverge_nothing_is_left(tmp_path: Path) -> None:
     shown = fedhist("plan", *QUIET, "--rates", "1e30", "--out", "a", cwd=tmp_path)
     assert shown.code == 2 and "all runs diverged; give smaller rates" in shown.err
     assert not (tmp_path / "a").exists()
+
+
+def test_a_terminal_shows_a_bar(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(plan, "stderr", Console(file=shown, force_terminal=True, width=120))
+    trial = fh.Trial("fedavg", task, k=2, rounds=4, eval_every=4)
+    with plan._Progress(quiet=False) as progress:
+        progress.downloading("data", 1, 2)
+        progress.begin("choosing rates", [trial])
+        (history,) = fh.simulate_many([trial], on_round=progress)
+        assert progress._bar is not None and progress._bar.tasks[-1].percentage == 100
+        progress.begin("running seeds", [trial])
+        progress(2, [history])
+        assert progress._bar.tasks[-1].percentage == 50
+    assert "choosing rates" in shown.getvalue() or "running seeds, FedAvg" in shown.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+def test_settings_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('seeds = 1\nclients = 8\nuntil = 3.0\nspeeds = "constant"\n')
+    succeeds(
+        "plan", "--config", "plan.toml", "--ks", "2", "--rates", "0.1", "--arms", "sync", "--out", "a", cwd=tmp_path
+    )
+    stored = json.loads((tmp_path / "a" / "plan.json").read_text())
+    assert [each["seeds"] for each in stored["arms"]] == [[0], [0]] and stored["until"] == 3

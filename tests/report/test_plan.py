@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,14 @@ def test_a_flat_optimum_is_named(found: Callable[..., Findings]) -> None:
     assert "; K = 4 is not clear (up to 1.78 times as long, yet intervals contain 1)." in said
 
 
+def test_k_that_do_not_always_get_there_are_compared_too(found: Callable[..., Findings]) -> None:
+    some, never = {"asynchronous K=1": [None, 11, 11]}, {"asynchronous K=4": [None] * 3}
+    flat = found({**some, "asynchronous K=2": [10, 11, 12], **never}).sentences()[3]
+    assert flat.startswith("Asynchronous: K = 2 is the soonest; K = 1 is not clear (up to 2.09 times as long")
+    few = found({**some, **never}).sentences()[3]
+    assert few == "Asynchronous: K = 1 is the soonest, but 2 of 3 runs get there, too few to say how others compare."
+
+
 def test_an_optimum_may_have_gaps(found: Callable[..., Findings]) -> None:
     times = {"asynchronous K=1": [10, 12, 11], "asynchronous K=2": [20, 22, 24], "asynchronous K=4": [10, 11, 12]}
     assert "and K = 1 and 4 are about the same (up to 1.00 times as long" in found(times).sentences()[3]
@@ -104,6 +113,18 @@ def test_where_intervals_overlap_it_is_not_sure(found: Callable[..., Findings]) 
     first = findings.sentences()[0]
     assert first.startswith("Recommendation: asynchronous K=4")
     assert first.endswith("Not sure: the interval of its lead over synchronous K=4 contains 1.")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_an_arm_that_does_not_stay_at_the_target_is_not_sure(found: Callable[..., Findings], higher: bool) -> None:
+    findings = found({"synchronous K=4": [80, 80], "asynchronous K=4": [10, 11]}, higher=higher)
+    assert "Sure that" in findings.sentences()[0]
+    for history in findings.swept.of(findings.outcomes[1].regime):
+        history.evaluations[50:] = findings.swept.of(findings.outcomes[0].regime)[0].evaluations[:50]
+        history.evaluations[50:] = [replace(each, time=each.time + 50) for each in history.evaluations[50:]]
+    said = Findings(findings.swept).sentences()[0]
+    end = "25.0 %" if higher else "rmse 2.00"
+    assert said.endswith(f"Not sure: it does not stay there, and is at {end} at the end.")
 
 
 def test_synchronous_may_be_recommended(found: Callable[..., Findings]) -> None:
@@ -129,8 +150,8 @@ def test_runs_that_do_not_get_there_count_as_the_whole_time(found: Callable[...,
         "at least 5.93 times as long" in findings.sentences()[1] and "1 of 3 runs not at all" in findings.sentences()[1]
     )
     some = found({"synchronous K=4": [50, None, 50], "asynchronous K=4": [10, None, 12]})
-    assert "Not sure: 2 of its 3 runs get there" in some.sentences()[0]
-    assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2 of 3)"]
+    assert "Not sure: 2 of its 3 runs get there" in some.sentences()[0] and "n/m: how many seeds" in some.caption
+    assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2/3)"]
 
 
 def test_nothing_reached(found: Callable[..., Findings]) -> None:

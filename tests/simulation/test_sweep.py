@@ -81,7 +81,7 @@ def test_arms_of_a_sweep() -> None:
 
 
 def test_arms_that_would_be_the_same_are_there_once() -> None:
-    assert {each.kind for each in regimes(4, [4])} == {SYNCHRONOUS, ASYNCHRONOUS}  # nobody else could be sampled
+    assert [each.kind for each in regimes(4, [4], concurrencies=[2, 4])] == [SYNCHRONOUS]  # all are waited for
     assert {each.kind for each in regimes(4, [1], over_select=1)} == {SYNCHRONOUS, ASYNCHRONOUS}
     assert [each.kind for each in regimes(4, [1, 2], [OVER_SELECTED])] == [OVER_SELECTED] * 2
 

@@ -28,7 +28,7 @@ INSTEAD = {
     "closing": "the arms are said by arms, ks and over_select",
     "rounds": "all arms have the same virtual time, said by until",
     "concurrency": "how many clients asynchronous arms keep at work is said by concurrencies",
-    "schedule": "a schedule knows one K; describe the clients by speeds",
+    "schedule": "recorded arrivals do not say how long others would have been waited for; give speeds",
     "record": "nothing is recorded",
     "arm": "the arms are said by arms, ks and over_select",
 }

@@ -74,7 +74,7 @@ class Findings:
                 lines.append([*about, UNKNOWN, "no round closes", *[UNKNOWN] * 3])
                 continue
             half = half_width(own.ends)
-            some = "" if own.everywhere else f" ({len(own.times)} of {len(own.histories)})"
+            some = "" if own.everywhere else f" ({len(own.times)}/{len(own.histories)})"
             when = f"{_text(own.mean('time'), interval=True)}{some}" if own.times else f"> {self.until:g}"
             costs = [_text(own.mean("work")), _text(own.mean("bytes"), 1e-6)]
             lines.append([*about, f"{own.rate:g}", when, self.measure.text(own.end, half), *costs])
@@ -91,6 +91,7 @@ class Findings:
         several = len(self.swept.sweep.seeds) > 1
         means = "geometric means over seeds, in brackets 95 % intervals; " if several else ""
         half = " ± half its interval" if several else ""
+        means += "n/m: how many seeds get there; " if any(e.times and not e.everywhere for e in self.outcomes) else ""
         return (
             f"{means}busy: clients at work; end: mean over the last tenth of the time{half}; work: client work up to "
             f"{self.mark}, as MB; all on held-back data"
@@ -130,6 +131,8 @@ class Findings:
             doubt = "one seed has no interval"
         elif not first.everywhere:
             doubt = f"{len(first.times)} of its {counted(len(first.histories), 'run')} get there"
+        elif self._value(first) < (self.target if self.measure.higher else -self.target):
+            doubt = f"it does not stay there, and is at {self.measure.said(first.end)} at the end"
         elif rival is not None and (lead is None or lead.low is None or lead.low <= 1):
             doubt = f"the interval of its lead over {rival.regime.name} contains 1"
         if doubt:
@@ -175,20 +178,22 @@ class Findings:
         thrifty = min(there, key=lambda each: _mean(each, "work"), default=first)
         if thrifty not in both:
             work, when = (_text(thrifty.mean(axis)) for axis in ("work", "time"))
-            text += f" The least is {work}, by {thrifty.regime.name}, at {when}."
+            text += f" The least is {work}, by {thrifty.regime.name}, which takes until {when}."
         return text
 
     def _flat(self, best: Outcome) -> str:
         """Return which K are about as soon as the soonest of its line."""
         line = [each for each in self.outcomes if each.regime.line == best.regime.line]
-        others = [each for each in line if each is not best and each.everywhere]
+        name, k, ks = best.regime.line.capitalize(), best.regime.k, [each.regime.k for each in line]
         if len(line) == 1 or not best.times:
             return ""
-        name, k, ks = best.regime.line.capitalize(), best.regime.k, [each.regime.k for each in line]
         if len(best.histories) == 1:
             return f"{name}: with one seed there is no saying how much better K = {k} is than others."
-        factors = {each.regime.k: factor for each in others if (factor := ratio(each.times, best.times)) is not None}
-        level = {other: factor.mean for other, factor in factors.items() if factor.low is None or factor.low <= 1}
+        if not best.everywhere:
+            there = f"{len(best.times)} of {counted(len(best.histories), 'run')}"
+            return f"{name}: K = {k} is the soonest, but {there} get there, too few to say how others compare."
+        factors = {each.regime.k: self._lead(best, each) for each in line if each is not best}
+        level = {other: f.mean for other, f in factors.items() if f is not None and f.low is not None and f.low <= 1}
         alike = sorted([k, *(other for other, factor in level.items() if factor <= ALIKE)])
         unclear = sorted(other for other in level if other not in alike)
         text = f"{name}: K = {k} is the soonest"
@@ -198,9 +203,7 @@ class Findings:
             text += "contain 1)"
         if unclear:
             most = max(level[other] for other in unclear)
-            text += (
-                f"; {_range(unclear, ks)} not clear (up to {amount(most)} times as long, yet the intervals contain 1)"
-            )
+            text += f"; {_range(unclear, ks)} not clear (up to {amount(most)} times as long, yet intervals contain 1)"
         return f"{text}." if level else f"{text} of all that were tried, beyond noise."
 
     def _notes(self) -> Iterator[str]:

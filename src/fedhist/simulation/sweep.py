@@ -103,7 +103,7 @@ def regimes(
     over_select: float = 1.3,
     concurrencies: Iterable[int] | None = None,
 ) -> list[Regime]:
-    """Return the arms of a sweep, those that would be the same arm twice once.
+    """Return the arms of a sweep; where all at work are waited for, an asynchronous arm would be the synchronous one.
 
     `over_select` is how many times K over-selected arms sample, and `concurrencies` how many clients asynchronous ones
     keep at work; all by default.
@@ -119,10 +119,10 @@ def regimes(
         sampled = min(Synchronous(k, over_select).sample, clients)
         found += [Regime(SYNCHRONOUS, k, k, clients)]
         found += [Regime(OVER_SELECTED, k, sampled, clients, float(over_select))] if sampled > k else []
-        found += [Regime(ASYNCHRONOUS, k, busy, clients) for busy in at_work if busy >= k]
+        found += [Regime(ASYNCHRONOUS, k, busy, clients) for busy in at_work if busy > k]
     ordered = sorted(found, key=lambda each: (KINDS.index(each.kind), each.at_work if each.asynchronous else 0, each.k))
     made = [each for each in ordered if each.kind in kinds]
-    require(len(made) > 0, "ks and concurrencies leave no arm: as many clients as K must be at work.")
+    require(len(made) > 0, "ks and concurrencies leave no arm: more clients than K must be at work.")
     return made
 
 
