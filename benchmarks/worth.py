@@ -18,6 +18,7 @@ from fedhist.report.table import lines
 TARGET, SEEDS, CLIENTS = 0.7, 3, 100
 FEWEST = 9
 """Rounds that tuning needs to compare candidates after a ninth of them."""
+EVALUATIONS = 40
 RATES = (0.01, 0.03, 0.1, 0.3)
 PHONES = "ai-benchmark"
 WORLDS: dict[str, dict[str, str]] = {
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--model", default="mlp")
-    parser.add_argument("--until", type=float, default=80.0, help="virtual time of every run")
+    parser.add_argument("--until", type=float, default=60.0, help="virtual time of every run")
     parser.add_argument("--steps", type=int, default=5, help="local steps")
     parser.add_argument("--world", action="append", help="only this one; may be repeated")
     given = parser.parse_args()
@@ -74,7 +75,9 @@ def main() -> None:
         shared = {"until": given.until, "local_steps": given.steps, "target": TARGET, **WORLDS[name]}
         taking_part, left_out = [], []
         for arm in arms():
-            (taking_part if rounds(arm, task(0), shared) >= FEWEST else left_out).append(arm)
+            count = rounds(arm, task(0), shared)
+            arm.options["eval_every"] = max(1, count // EVALUATIONS)  # so that times are known as well for all
+            (taking_part if count >= FEWEST else left_out).append(arm)
         tuned = fh.tune(taking_part, task, grid={"lr": RATES}, seeds=[0], checkpoint=folder / "tuning", **shared)
         seeds = range(1, 1 + SEEDS)
         runs = fh.compare(tuned.arms, task, seeds=seeds, checkpoint=folder / "checkpoint", **shared)
