@@ -125,3 +125,38 @@ def test_costs_are_those_of_the_rounds(make_task: Callable[..., fh.Task]) -> Non
         history.cost("money")
     assert history.cost_to(0.0) == 2
     assert history.cost_to(1.1) is None
+
+
+def test_a_synchronous_round_goes_on_without_those_who_are_rejected(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task(clients=9)
+    options: dict[str, Any] = {"closing": "synchronous:k=4", "rounds": 12, "attack": "sign-flip:share=0.3,scale=1000"}
+    history = fh.simulate("fedavg", task, **options)
+    counts = (history.clients >= 0).sum(axis=1)
+    assert history.rounds == 12
+    assert counts.min() < 4
+    same_arrivals(history, fh.simulate("fedavg", task, **options, trainer="batched"))
+
+
+def test_an_upload_that_is_dropped_has_not_arrived(make_task: Callable[..., fh.Task]) -> None:
+    for options in ({}, {"availability": "always:gives_up=0.1"}):
+        history = fh.simulate("fedavg", make_task(clients=9), k=3, rounds=12, faults="dropped=0.3", **options)
+        assert history.received[-1] == 36
+        assert len(history.events) > 0
+
+
+def test_until_the_end_of_the_world(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
+    file = tmp_path / "there.csv"
+    file.write_text("client,begin,end\n" + "".join(f"{client},0,5\n" for client in range(9)))
+    there = f'trace:file="{file}"'
+    history = fh.simulate("fedavg", make_task(clients=9), k=3, until=50.0, speeds="constant", availability=there)
+    assert history.closed[-1] == 5.0
+    with pytest.raises(fh.InvalidInput, match="after round 15, at time 5, no client is at work or comes back"):
+        fh.simulate("fedavg", make_task(clients=9), k=3, rounds=50, speeds="constant", availability=there)
+
+
+def test_the_first_round_may_be_too_short_to_judge_lengths_by(make_task: Callable[..., fh.Task]) -> None:
+    for seed in range(4):
+        options: dict[str, Any] = {"closing": "deadline:seconds=0.02", "rounds": 4, "seed": seed}
+        options["attack"] = "sign-flip:share=0.5,scale=40"
+        runs = [fh.simulate("fedavg", make_task(clients=9), **options, trainer=each) for each in ("auto", "batched")]
+        assert runs[0].events == runs[1].events

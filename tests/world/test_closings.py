@@ -201,7 +201,7 @@ def test_names(text: str, meaning: fh.Closing, task: fh.Task) -> None:
     [
         ({"closing": "sync"}, "unknown closing 'sync'"),
         ({"closing": "synchronous:k=0"}, "k must be at least 1, got 0."),
-        ({"closing": "synchronous:over_select=0.9"}, "over_select must be at least 1, got 0.9."),
+        ({"closing": "synchronous:over_select=0.9"}, r"over_select must lie in \[1, 1e\+06\], got 0.9."),
         ({"closing": "deadline:seconds=0"}, "seconds must be positive, got 0."),
         ({"closing": "deadline:at_least=3,at_most=2"}, "at_least=3 must not exceed at_most=2."),
         ({"closing": 3}, r"closing must be a name or an object such as fedhist.Synchronous\(10\), got 3."),

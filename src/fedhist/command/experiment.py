@@ -76,6 +76,7 @@ def for_trials(settings: Settings) -> dict[str, Any]:
     """Return the options of all trials, as :class:`Trial` takes them."""
     options = settings.for_trial()
     if slow_clients(settings):
+        require(settings["coupling"] is None, "slow_fraction and coupling both say who is slow; give one of them.")
         options["speeds"] = _slowed(settings, settings["speeds"])
     return options
 

@@ -54,8 +54,8 @@ class Experiment:
     client_test: float | None = option(
         None, "Share of each client's examples to test on: metrics client by client.", "Data"
     )
-    slow_fraction: float = option(0.0, "Share of the clients that are slow.", "Speeds")
-    slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "Speeds")
+    slow_fraction: float = option(0.0, "Share of the clients that are slow.", "World")
+    slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "World")
     clip: float | None = option(None, "Longest upload; with noise_multiplier, differential privacy.", "Privacy")
     noise_multiplier: float | None = option(None, "Noise in multiples of the clip; 0 only clips.", "Privacy")
     noise: str = option("upload", "Where noise is added: upload, sum or client.", "Privacy")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedhist.simulation.trial import Trial
     from fedhist.world.closing import Closing
 
-PANELS = "Data", "World", "Speeds"
+PANELS = "Data", "World"
 OTHERS = (
     "strategy", "k", "closing", "concurrency", "rounds", "until", "local_steps", "epochs", "batch_size", "seed",
 )  # fmt: skip

@@ -13,6 +13,8 @@ from fedhist.store.history import Comparison, History
 
 QUESTION = "Is asynchrony worth it here?"
 UNDECIDED = "These runs do not say"
+WORLD = ("speeds", "network", "availability", "coupling", "schedule")
+"""Options that say how long and when; methods that differ in them live in different worlds."""
 COSTS = {"work": "client work", "bytes": "bytes"}
 """What a method that is sooner may need more of."""
 
@@ -27,6 +29,11 @@ def answer(runs: Comparison, target: float | None) -> str:
         kinds[synchronous(runs[method][0])].append(method)
     if not kinds[True] or not kinds[False]:
         return ""
+    others = [name for name in str(runs[0].setting.get("varied", "")).split(",") if name in WORLD]
+    if others:
+        return (
+            f"{QUESTION} {UNDECIDED}: the methods differ in {listed(others)}, so that their times cannot be compared."
+        )
     if target is None:
         return f"{QUESTION} Give a target, and the time to reach it will say."
     ways = {kind: [_Way.of(method, runs[method], target) for method in methods] for kind, methods in kinds.items()}
@@ -47,6 +54,8 @@ def answer(runs: Comparison, target: float | None) -> str:
 
 def synchronous(history: History) -> bool:
     """Whether every round of a run waited for all clients that had been sent its model."""
+    if "schedule" in history.setting:  # recorded arrivals wait for nobody
+        return False
     closing = str(history.setting.get("closing", "first")).lower()
     at_work = history.setting.get("concurrency", history.setting.get("clients"))
     return closing.startswith("synchronous") or (closing.startswith("first") and at_work == history.clients.shape[1])

@@ -15,7 +15,7 @@ LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is n
 SHARED = ("seed", "record", "record_dtype")
 """Options of a trial that all arms of a comparison have in common."""
 
-INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("schedule", "speeds"))
+INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("concurrency", "closing"), ("schedule", "speeds"))
 """Options of which one takes the place of the other, so that an arm with one of its own does not inherit the other."""
 
 
@@ -82,4 +82,5 @@ def varied(arms: Sequence[Arm], trials: Sequence[Trial]) -> str:
     names = {name for each in described for name in each} - NOT_COMPARED
     first = described[0]
     differ = (name for name in names if any(each.get(name) != first.get(name) for each in described))
-    return ",".join(sorted(differ))
+    found = {*differ}
+    return ",".join(sorted(found | ({"rounds"} if "until" in found else set())))

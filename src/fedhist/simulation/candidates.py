@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from fedhist.errors import require
 from fedhist.simulation.arms import Arm
-from fedhist.simulation.methods import spelled_out
+from fedhist.simulation.methods import as_method, name_of, spelled_out
 from fedhist.simulation.search import Point, ends
 from fedhist.store.history import LOSS, History
 
@@ -168,6 +168,11 @@ def with_options(arm: Arm, options: Mapping[str, Any], name: str | None = None) 
     """Return an arm with some options, among them such as ``fedhist:alpha`` of a part of its strategy."""
     own = {option: value for option, value in options.items() if ":" not in option}
     parts = {option: value for option, value in options.items() if ":" in option}
+    if arm.spec and parts:
+        alone = name_of(as_method(arm.spec).strategy) == name_of(arm.method.strategy)
+        require(
+            alone, f"{arm.name} is more than {arm.spec!r}, as with privacy; options of its strategy cannot be chosen."
+        )
     spec = _with_parts(arm.spec, parts) if arm.spec and parts else arm.spec
     made = Arm(spec if spec and parts else arm.method, name=name or arm.name, **{**arm.options, **own})
     made.spec = spec

@@ -117,7 +117,7 @@ class Trial(ServerOptions):
     rounds: int = option(None, "Rounds to run.", "Method", default_text=f"{ROUNDS}, or those up to `until`")
     until: float | None = option(
         None,
-        "Virtual time at which to stop, if `rounds` are not over before; what takes long has fewer rounds.",
+        "Virtual time at which to stop, if `rounds` are not over before; counted as if nothing were rejected.",
         "Method",
     )
     closing: Closing | None = option(
@@ -253,7 +253,6 @@ class Trial(ServerOptions):
         if self.schedule is not None:
             fits = isinstance(closing, FirstK)
             require(fits, "a recorded schedule says who arrives when; only the first k uploads can close a round.")
-            return closing.k  # type: ignore[attr-defined, no-any-return]
         most = closing.most(busy_clients(self.task.num_clients, closing, self.concurrency))
         require(self.k in (None, most), f"k={self.k} and closing={closing} say two things; give one of them.")
         self._set(closing=None if type(closing) is FirstK else closing)
@@ -326,7 +325,7 @@ class Trial(ServerOptions):
         fits = self.local.loop is None or type(self.method.objective) is TaskLoss
         require(fits, f"a training loop of its own leaves out what clients of {self.method.name} do; write it into it.")
         rule = self.rule
-        full = rule.enough is not None and rule.seconds is None and (rule.sample is None or self.availability is None)
+        full = rule.enough is not None and rule.seconds is None and rule.sample is None
         require(self.record is None or full, f"record needs K uploads in every round, which {rule} does not promise.")
         kept = self.record is None or not mail
         require(kept, f"record does not keep what clients of {self.method.name} send along.")

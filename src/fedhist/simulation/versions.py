@@ -75,10 +75,6 @@ class VersionPlan:
     last_use: NDArray[np.int64]
     """``(rounds + 2,)``: the last round that needs each version, beyond the last if it is still held then; else 0."""
 
-    def held_at(self, round_: int) -> NDArray[np.int64]:
-        """Return the versions up to `round_` that clients are at work on in that round, in order."""
-        return np.flatnonzero(self.last_use[: round_ + 1] >= round_)
-
     def held_after(self, round_: int) -> NDArray[np.int64]:
         """Return the versions up to `round_` that clients are at work on after it, in order."""
         return np.flatnonzero(self.last_use[: round_ + 1] > round_)

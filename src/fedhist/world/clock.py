@@ -116,8 +116,9 @@ class Clock:
         self._ended.append(start.time)
         return start
 
-    def again(self, start: Start) -> None:
-        """Send the current version to a client whose upload was rejected."""
+    def again(self, start: Start, *, arrived: bool = True) -> None:
+        """Send the current version to a client whose upload was rejected, or has not arrived at all."""
+        self._ledger.received -= not arrived
         gammas = self.fleet.gammas(1, self._stream.at(self._count, 3))
         self._ledger.start(1, start.time)
         self._send(np.array([start.client]), start.time, self.round + 1, gammas)

@@ -1,7 +1,5 @@
 """Which clock a world needs, and whole schedules by it."""
 
-import math
-
 from fedhist.errors import require, whole
 from fedhist.world.availability import Availability, as_availability
 from fedhist.world.clock import Clock
@@ -12,6 +10,8 @@ from fedhist.world.schedule import Schedule
 from fedhist.world.speeds import Speeds
 
 AnyClock = Clock | EventClock
+MOST_UPLOADS = 1_000_000
+"""Uploads up to a time beyond which a mistake is assumed: to find them all would take long."""
 FEW = 64
 """Rounds that are tried first where only a time is given."""
 
@@ -29,10 +29,14 @@ def busy_clients(num_clients: int, closing: Closing, concurrency: int | None) ->
     return busy
 
 
-def clock_of(fleet: Fleet, closing: Closing, concurrency: int | None = None) -> AnyClock:
-    """Return the clock of a run at its beginning: the fast one where it will do."""
+def clock_of(fleet: Fleet, closing: Closing, concurrency: int | None = None, *, rejecting: bool = False) -> AnyClock:
+    """Return the clock of a run at its beginning: the fast one where it will do.
+
+    Where uploads are rejected, a synchronous round goes on without those who sent them, and may have fewer.
+    """
     busy = busy_clients(len(fleet), closing, concurrency)
     plain = fleet.availability is None and closing.seconds is None and closing.sample in (None, closing.enough)
+    plain = plain and not (rejecting and closing.sample is not None)
     return Clock(fleet, closing.most(busy), busy) if plain else EventClock(fleet, closing, busy)
 
 
@@ -43,16 +47,21 @@ def schedule_of(fleet: Fleet, closing: Closing, rounds: int, concurrency: int | 
 
 def rounds_until(fleet: Fleet, closing: Closing, until: float, concurrency: int | None, most: int | None) -> int:
     """Return how many rounds close up to a time, `most` at most."""
-    rounds = min(FEW, most or FEW)
+    ceiling = max(1, MOST_UPLOADS // closing.needed)
+    limit = min(most or ceiling, ceiling)
+    rounds = min(FEW, limit)
     while True:
         clock = clock_of(fleet, closing, concurrency)
         if isinstance(clock, EventClock):
-            found = clock.advance(most or 1 << 40, until).rounds
+            found = clock.advance(limit, until).rounds
             break
         found = int((clock.advance(rounds).time <= until).sum())
-        if found < rounds or rounds == most:
+        if found < rounds or rounds == limit:
             break
-        rounds = min(2 * rounds, most or math.inf)  # type: ignore[assignment]
+        rounds = min(2 * rounds, limit)
+    require(
+        found < ceiling, f"until={until:g} is more than {MOST_UPLOADS:,} uploads away; give a smaller one, or rounds."
+    )
     require(found > 0, f"until={until:g} is over before the first round closes.")
     return found
 

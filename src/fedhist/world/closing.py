@@ -8,6 +8,9 @@ from typing import ClassVar, cast
 from fedhist.errors import number, positive, require, whole
 from fedhist.options import named
 
+LONGEST = 1e15
+"""Seconds; a float64 still tells thousandths apart there."""
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -77,9 +80,9 @@ class Synchronous(Closing):
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1)
-        number("over_select", self.over_select, 1)
+        number("over_select", self.over_select, 1, 1e6)
         if self.deadline is not None:
-            positive("deadline", self.deadline)
+            number("deadline", positive("deadline", self.deadline), 0, LONGEST)
 
     @property
     def enough(self) -> int:  # type: ignore[override]
@@ -110,7 +113,7 @@ class Deadline(Closing):
     at_most: int | None = None
 
     def __post_init__(self) -> None:
-        positive("seconds", self.seconds)
+        number("seconds", positive("seconds", self.seconds), 0, LONGEST)
         whole("at_least", self.at_least, 1)
         if self.at_most is not None:
             fits = self.at_least <= whole("at_most", self.at_most, 1)

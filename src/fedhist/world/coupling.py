@@ -50,7 +50,8 @@ class Coupling:
     labels
         These labels.
     degree
-        1 makes exactly these clients the slowest, 0 is no relation, -1 makes them the fastest.
+        1 gives exactly these clients the slowest devices, 0 is no relation, -1 gives them the fastest. Where speeds are
+        per example, a device is slow by the time of one, and a training of few of them may still be short.
     """
 
     to: str = "size"

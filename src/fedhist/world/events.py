@@ -181,9 +181,18 @@ class EventClock:
             return self._now
         return max(self._now, self._away[0][0]) if self._away else math.inf
 
-    def again(self, start: Start) -> None:
-        """Send the current version to a client whose upload was rejected."""
-        self._send([start.client], self.fleet.gammas(1, self._stream.at(self._count, 3)))
+    def again(self, start: Start, *, arrived: bool = True) -> None:
+        """Let a client whose upload was rejected, or has not arrived at all, start again, or go without it.
+
+        An asynchronous server sends it the current version, as soon as it is there; a synchronous round does not.
+        """
+        self._ledger.received -= not arrived
+        stretch = self.fleet.stretch(start.client, self._now)
+        if not self._synchronous and stretch is not None and stretch[0] <= self._now:
+            self._send([start.client], self.fleet.gammas(1, self._stream.at(self._count, 3)))
+        else:
+            self._slots += 1
+            self._free(start.client)
 
     def close(self, arrived: Sequence[Start]) -> dict[str, float]:
         """Close a round: tell the others of a synchronous one to stop, and send the next version."""
@@ -245,8 +254,13 @@ class EventClock:
         first = self.round
         while len(rows) < rounds:
             row: list[Start] = []
-            while (start := self.next(len(row))) is not None:
-                row.append(start)
+            try:
+                while (start := self.next(len(row))) is not None:
+                    row.append(start)
+            except InvalidInput:
+                if until == math.inf or not rows:
+                    raise
+                break  # as many as there are up to then
             if self._closes > until:
                 break
             rows.append(row)

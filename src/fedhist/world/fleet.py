@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhist.errors import require, whole
+from fedhist.errors import InvalidInput, require, whole
 from fedhist.world.availability import Always, Availability
 from fedhist.world.speeds import Speeds, as_speeds, per_of, work_gammas, work_times
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedhist.world.network import Transfers
 
 Floats = NDArray[np.float64]
+MOST_STRETCHES = 10_000
+"""Stretches of a client's time that one training may take."""
 
 
 class Fleet:
@@ -95,7 +97,7 @@ class Fleet:
         if self.stretches is None:
             return begin + duration, False
         left, now = duration, begin
-        while True:
+        for _ in range(MOST_STRETCHES):
             stretch = self.stretch(client, now)
             if stretch is None:
                 return now, True
@@ -105,6 +107,8 @@ class Fleet:
             if self.availability is None or self.availability.interrupted == "abandon":
                 return stretch[1], True
             left, now = left - (stretch[1] - now), stretch[1]
+        what = f"a training of client {client} takes more than {MOST_STRETCHES:,} stretches of its time"
+        raise InvalidInput(f"{what}; let clients stay longer.")
 
     def away(self, client: int, begin: float, end: float) -> float:
         """Return how long a client was not there between two times."""

@@ -132,9 +132,11 @@ class Schedule:
 def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:
     """Return the first rounds of arrivals that were recorded, in a deployment or in another simulation.
 
-    If they were recorded with another K, every K-th of them closes a round; see :func:`cut`.
+    If they were recorded with another K, every K-th of them closes a round; see :func:`cut`. A training is then taken
+    to have begun when its version was made: a history does not keep when a client that was away was sent it.
     """
     clients, staleness = recorded.clients, recorded.staleness
+    require(len(clients) > 0, "the recorded schedule has no rounds.")
     rows = np.arange(1, len(clients) + 1)[:, None]
     there, versions = clients >= 0, rows - staleness + 1
     fits = bool(there[:, 0].all() and (there[:, :-1] >= there[:, 1:]).all() and (staleness[~there] == 0).all())

@@ -50,7 +50,8 @@ class Batch:
         if not self._begun:
             self._begun = True
             for run in self.runs:
-                if run.server.screen.waits and run.trial.k < run.server.screen.first:
+                few = run.arriving.schedule.counts[0] < run.server.screen.first
+                if run.server.screen.waits and few:
                     Queue([run], BatchedTrainer(run.device)).measure()
         for _, card in self._cards:
             card.play(close)

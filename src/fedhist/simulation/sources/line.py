@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhist.clients.job import Job, Trainer
-from fedhist.errors import BadUpload, require
+from fedhist.errors import BadUpload, InvalidInput, require
 from fedhist.simulation.run import Run
 from fedhist.simulation.sources.computed import Computed, Work, compute
 from fedhist.simulation.versions import Models, Versions
@@ -55,7 +55,7 @@ class Line:
         self._closing: list[Start] = []
 
     def _new_clock(self) -> AnyClock:
-        return clock_of(self._trial.fleet(), self._trial.rule, self._trial.concurrency)
+        return clock_of(self._trial.fleet(), self._trial.rule, self._trial.concurrency, rejecting=True)
 
     def _clock(self) -> AnyClock:
         """Return the clock as it stands before the round under way, if every upload so far was accepted."""
@@ -81,7 +81,7 @@ class Line:
         Those of the next round that build on a version there is need not wait for this round to close.
         """
         self._versions.publish(self._round, self.server.version)
-        work = self._begun(self._feed.expected(), 0)
+        work = self._begun(self._expected(), 0)
         if self._trainer.works_ahead and self._round < self._trial.rounds:
             work += self._begun(self._feed.expected(1), 1)
         return work
@@ -93,6 +93,18 @@ class Line:
                 upload = self._uploads[start.number] = Computed(self._row(ahead, place, len(starts)))
                 work.append((ahead, self._job(start), upload))
         return work
+
+    def _expected(self) -> list[Start]:
+        """Return who will be in the round under way; the run ends where nobody comes any more."""
+        try:
+            return self._feed.expected()
+        except InvalidInput as error:
+            self._deserted(error)
+            return []
+
+    def _deserted(self, error: InvalidInput) -> None:
+        """End a run whose clients have all gone; those beside it continue."""
+        self.server.diverge(self._round, str(error).rstrip("."), "let clients stay longer, or reject fewer uploads")
 
     def _row(self, ahead: int, place: int, count: int) -> Tensor:
         """Return where to put an upload: new memory every round, since a strategy may keep what it is given."""
@@ -113,7 +125,9 @@ class Line:
 
     def arrivals(self) -> Arrivals | None:
         """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
-        starts = self._feed.expected()
+        starts = self._expected()
+        if self.server.diverged is not None:
+            return None
         uploads = [self._uploads[start.number].ready() for start in starts]
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
         if self.server.screen.waits:
@@ -130,7 +144,7 @@ class Line:
             arrivals, norms = self._clipped(arrivals, starts)
         else:
             taken = self._one_by_one() if self._follow_clock(verdict) else None
-            if taken is None:
+            if taken is None or self.server.diverged is not None:
                 return None
             starts, norms = [each.start for each in taken], [each.norm for each in taken]
             rows = torch.stack([each.row for each in taken])
@@ -235,7 +249,11 @@ class Line:
     def _next(self, accepted: int) -> Start | None:
         """Return the next arrival; it and those that may follow are computed together."""
         assert not isinstance(self._feed, Timetable)
-        start = self._feed.next(accepted)
+        try:
+            start = self._feed.next(accepted)
+        except InvalidInput as error:
+            self._deserted(error)
+            return None
         if start is not None and start.number not in self._uploads:
             compute(self._trainer, self._begun([start, *self._feed.expected(accepted=accepted + 1)], 0))
         return start
@@ -323,7 +341,7 @@ class Line:
         self.server.screen.alarmed |= not dropped
         self._settle([start])
         assert not isinstance(self._feed, Timetable)
-        self._feed.again(start)
+        self._feed.again(start, arrived=not dropped)
 
     def _note(self, start: Start, event: str, reason: str) -> None:
         self.server.note(self._round, start.time, event, client=start.client, reason=reason)
