@@ -163,6 +163,15 @@ def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
     return {k: words.get(v.lower(), v) if isinstance(v, str) else v for k, v in options.items()}
 
 
+def with_absolute_files(text: str) -> str:
+    """Return a text such as ``table:file=devices.csv`` with the whole path, which is the same from elsewhere."""
+
+    def absolute(found: re.Match[str]) -> str:
+        return f"{found[1]}'{Path(found[2].strip()).expanduser().resolve()}'"
+
+    return re.sub(r"""(\bfile\s*=\s*)["']?([^,"']+)["']?""", absolute, text)
+
+
 def named(kind: str, spec: str, known: Mapping[str, Callable[..., Any]]) -> Any:
     """Return the object that a text such as ``lognormal:sigma=1`` means."""
     name, options = parse_spec(kind, spec, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,21 @@ def test_killed_resumed_and_reported(tmp_path: Path) -> None:
     assert group.setting["varied"] == "closing, k, lr, rounds, until"
     assert "6 runs in r.html" in succeeds("report", "again", "-o", "r.html", cwd=tmp_path).out
     assert "Is asynchrony worth it here?" in (tmp_path / "r.html").read_text()
+
+
+def test_files_in_texts_are_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").write_text("client,begin,end\n0,0,90\n")
+    given = Settings(
+        {
+            "availability": "trace:file=there.csv,gives_up=0.1",
+            "arm": [{"strategy": "fedavg", "speeds": "table:file=fleet.csv"}],
+        }
+    )
+    with contextlib.closing(RunFolder.begin(tmp_path / "out", "fedavg", "compare", given)) as folder:
+        read = Settings.read(folder.path / "config.toml")
+    monkeypatch.chdir("/")
+    assert (read["availability"], read["arm"][0]["speeds"]) == (
+        f"trace:file='{tmp_path}/there.csv',gives_up=0.1",
+        f"table:file='{tmp_path}/fleet.csv'",
+    )

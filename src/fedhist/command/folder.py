@@ -12,6 +12,7 @@ from typing import Any, Self
 from fedhist import __version__
 from fedhist.command.settings import Settings
 from fedhist.errors import FedHistError, InvalidInput, brief, reason, require
+from fedhist.options import with_absolute_files
 from fedhist.store.files import locked, parse_json, read_text, remove_parts, slug, whole_file
 
 CONFIG, CHECKPOINT, BEGUN, SUMMARY, TUNED = "config.toml", "checkpoint", "begun.json", "summary.json", "tuned.toml"
@@ -59,13 +60,10 @@ class RunFolder:
         from fedhist.command.experiment import completed  # noqa: PLC0415
 
         # It may be resumed from elsewhere, and run again with a version that has other defaults.
-        files: dict[str, Any] = {
-            name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings[name])
-        }
+        files = _absolute(settings)
         if settings["arm"]:
             files["arm"] = [
-                {name: str(Path(each).resolve()) if name == "schedule" else each for name, each in arm.items()}
-                for arm in settings["arm"]
+                {**arm, **{name: str(each) for name, each in _absolute(arm).items()}} for arm in settings["arm"]
             ]
         settings = completed(settings, **files)
         if path is not None:
@@ -255,3 +253,12 @@ def _writing(path: Path, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidInput(f"out={from_here(path)} cannot be written: {reason(error)}{remedy}.") from error
+
+
+def _absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that name files, with whole paths."""
+    files: dict[str, Any] = {
+        name: Path(each).resolve() for name in ("data_dir", "schedule") if (each := settings.get(name))
+    }
+    texts = {name: settings.get(name) for name in ("speeds", "network", "availability")}
+    return files | {name: with_absolute_files(text) for name, text in texts.items() if text and "file" in text}

@@ -15,14 +15,11 @@ from typing import Any
 
 from fedhist.errors import InvalidInput, brief, flag, number, reason, require, whole
 from fedhist.options import Option, option, options_of, unknown_option
-from fedhist.simulation.trial import Trial
+from fedhist.simulation.trial import INSTEAD, Trial
 from fedhist.store.files import MOST_TOML, parse_toml, read_text, whole_file
 
 SAME_FOR_ALL = frozenset(("seed", "record_dtype", "target"))
 """Options of a trial that all arms of a comparison have in common."""
-
-INSTEAD = (("epochs", "local_steps"), ("k", "closing"))
-"""Settings of which one takes the place of the other, so that a flag for one replaces the other in a file."""
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,13 @@ from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, require
 from fedhist.options import options_of, plain, unknown_option
 from fedhist.simulation.methods import Method, as_method
-from fedhist.simulation.trial import NOT_COMPARED, Trial
+from fedhist.simulation.trial import INSTEAD, NOT_COMPARED, Trial
 from fedhist.strategies import Strategy
 
 LOCAL = tuple(name for name, each in options_of(Trial).items() if each.part is not None)
 """Options of the clients' work."""
 SHARED = ("seed", "record", "record_dtype")
 """Options of a trial that all arms of a comparison have in common."""
-
-INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("concurrency", "closing"), ("schedule", "speeds"))
-"""Options of which one takes the place of the other, so that an arm with one of its own does not inherit the other."""
 
 
 class Arm:
@@ -56,6 +53,8 @@ class Arm:
     def trial(self, task: Task, **shared: Any) -> Trial:
         """Return its run on a task, with the options that it shares with others and does not have itself."""
         replaced = {other for pair in INSTEAD for one, other in (pair, pair[::-1]) if one in self.options}
+        if str(self.options.get("closing")).lower().startswith("synchronous"):  # which says how many work
+            replaced.add("concurrency")
         if "local" in self.options:  # which says all about local work
             replaced |= {*LOCAL}
         shared = {option: value for option, value in shared.items() if option not in replaced}

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fedhist.world.schedule import Schedule
     from fedhist.world.speeds import Speeds
 
+INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("schedule", "speeds"))
+"""Options of which one takes the place of the other, so that who gives one does not inherit the other."""
 ROUNDS = 300
 """Rounds of a run that nothing is said about."""
 
