@@ -371,3 +371,9 @@ def test_what_has_no_text_cannot_be_in_a_file(task: fh.Task, tmp_path: Path, pla
         fh.tune([fh.FedAvg()], task, grid=grid, rounds=90, k=4).toml()
     with pytest.raises(fh.InvalidInput, match="speeds=.* is an object; give it as a text"):
         fh.tune(["fedavg"], task, grid=grid, rounds=90, k=4, speeds=fh.Pareto(alpha=2.0)).toml()
+
+
+def test_an_arm_whose_budget_ends_on_the_way_uses_it_up(make_task: Callable[..., fh.Task]) -> None:
+    arms = [fh.Arm("fedavg", rounds=35, name="a"), fh.Arm("fedavg", rounds=36, name="b")]
+    tuned = fh.tune(arms, make_task(), grid={"lr": (0.05, 0.15)}, k=2)
+    assert [int(row[3]) for row in tuned.lines()[1]] == [11, 12]

@@ -90,6 +90,8 @@ class Search:
             if not any(kept.values()):
                 following = min(self._reach_of_two(each, fraction) for each in going)
                 kept = {each: self._kept(each, fraction, following) for each in going}
+            for contest in (each for each in going if not kept[each]):  # its budget ends on the way
+                self._take_two(contest, fraction)
             going = [each for each in going if kept[each]]
             if not going:
                 return
@@ -114,6 +116,13 @@ class Search:
             return sum(self._cost(contest, point, fraction, stop / rounds) for point in two)
 
         return max(fraction, (bisect_right(range(rounds + 1), contest.left, key=cost) - 1) / rounds)
+
+    def _take_two(self, contest: Contest, fraction: float) -> None:
+        """Take the two best candidates of an arm as far as its budget goes."""
+        reach = self._reach_of_two(contest, fraction)
+        if self._kept(contest, fraction, reach):
+            contest.alive = contest.ranked()[:2]
+            self._take([(contest, point) for point in contest.alive], fraction, reach)
 
     def _begin(self, fraction: float, proposed: Mapping[Contest, Sequence[Point]]) -> None:
         """Run new candidates up to a fraction of the rounds."""
@@ -223,6 +232,9 @@ class Search:
             contest.tried[point] = Tried(contest.options(point), end, own)
             contest.homes[point] = self._steps, place * seeds
             contest.spent += self._cost(contest, point, since, fraction)
+        needed = {each.homes[point][0] for each in self.contests for point in each.alive}
+        for step in {*range(self._steps)} - needed:
+            shutil.rmtree(self._states(step), ignore_errors=True)
         self._steps += 1
 
     def _states(self, step: int) -> Path:
@@ -234,11 +246,8 @@ class Search:
         file, what = states.with_suffix(".json"), _digest(trials, fraction)
         if file.exists():
             return _read(file, what)
-        if sources:
-            if not states.exists():
-                carry_over(sources, states)
-            for step in range(self._steps):  # all that go on are in this one
-                shutil.rmtree(self._states(step), ignore_errors=True)
+        if sources and not states.exists():
+            carry_over(sources, states)
         try:
             histories: Sequence[Any] = simulate_many(trials, checkpoint=states, fraction=fraction, **self.how)
         except DivergedError as error:  # all of them, which is as good an answer as any
