@@ -239,8 +239,11 @@ def simulate(
     return world.rounds
 
 
-def compare_with_package(actual: Any, expected: Sequence[Round]) -> None:
-    """Assert that a history, or anything with its fields, tells of these rounds; -1 stands where one has fewer."""
+def compare_with_package(actual: Any, expected: Sequence[Round]) -> int:
+    """Assert that a history, or anything with its fields, tells of these rounds; return how many were compared.
+
+    Client -1 stands where a round has fewer uploads.
+    """
     columns = {name: getattr(actual, name).tolist() for name in Round._fields}
     assert {len(column) for column in columns.values()} == {len(expected)}, f"not {len(expected)} rounds: {columns}"
     for number, right in enumerate(expected):
@@ -253,3 +256,4 @@ def compare_with_package(actual: Any, expected: Sequence[Round]) -> None:
         close = [math.isclose(*pair, rel_tol=1e-12) for pair in zip(times, right_times, strict=True)]
         assert all(close), f"times of arrival, time of the close, or work in {where}"
         assert (own.sent, own.received) == (right.sent, right.received), f"models sent or received in {where}"
+    return len(expected)

@@ -21,6 +21,18 @@ def same_arrivals(one: fh.History, other: fh.History) -> None:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), **tolerance, err_msg=name)
 
 
+def interrupted(method: str, task: fh.Task, folder: Path, **options: Any) -> fh.History:
+    """Stop a run after six rounds, and resume it."""
+
+    def stop(round_: int, histories: object) -> None:
+        if round_ == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fh.simulate(method, task, **options, checkpoint=folder, on_round=stop)
+    return fh.simulate(method, task, **options, checkpoint=folder)
+
+
 @pytest.mark.parametrize("closing", CLOSINGS)
 def test_short_rounds_are_the_same_for_every_trainer(make_task: Callable[..., fh.Task], closing: str) -> None:
     task = make_task(clients=9)
@@ -47,14 +59,7 @@ def test_with_faults_it_is_as_good_as_one_by_one_and_resumes(
     assert {event["event"] for event in whole.events} <= {"dropped", "rejected"}
     assert whole.received[-1] > (whole.clients >= 0).sum()
     same_arrivals(whole, fh.simulate("fedhist", task, **options, trainer="reference"))
-
-    def stop(round_: int, histories: object) -> None:
-        if round_ == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fh.simulate("fedhist", task, **options, checkpoint=tmp_path, on_round=stop)
-    again = fh.simulate("fedhist", task, **options, checkpoint=tmp_path)
+    again = interrupted("fedhist", task, tmp_path, **options)
     same_arrivals(whole, again)
     assert whole.loss == again.loss
     for name, value in (whole.model or {}).items():
@@ -66,14 +71,7 @@ def test_a_run_resumes_in_rounds_of_any_number(make_task: Callable[..., fh.Task]
         options: dict[str, Any] = {"closing": CLOSINGS[1], "rounds": 12, "lr": 0.05, "trainer": trainer}
         task, folder = make_task(clients=9), tmp_path / trainer
         whole = fh.simulate("ca2fl", task, **options)
-
-        def stop(round_: int, histories: object) -> None:
-            if round_ == 5:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            fh.simulate("ca2fl", task, **options, checkpoint=folder, on_round=stop)
-        again = fh.simulate("ca2fl", task, **options, checkpoint=folder)
+        again = interrupted("ca2fl", task, folder, **options)
         same_arrivals(whole, again)
         assert whole.loss == again.loss
 

@@ -81,7 +81,7 @@ def check(closing: fh.Closing, times: Sequence[float], rounds: int, presence: Pl
     if schedule is None:
         assert len(expected) < rounds
     else:
-        oracle.compare_with_package(as_rounds(schedule), expected)
+        assert oracle.compare_with_package(as_rounds(schedule), expected) == rounds
 
 
 CLOSINGS = st.one_of(

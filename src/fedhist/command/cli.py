@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -27,13 +26,14 @@ from fedhist.command.printing import (
     notes,
     options_text as _options,
     print_table as _print_table,
+    resumable,
     say as _say,
     stderr,
 )
 from fedhist.command.settings import Settings
 from fedhist.command.tune import carry_out_search, tune
 from fedhist.command.world import WORLD_FLAGS, world
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, exit_with_sentence
+from fedhist.errors import DivergedError, InvalidInput, exit_with_sentence
 from fedhist.store.files import slug
 
 if TYPE_CHECKING:
@@ -134,26 +134,19 @@ def resume(
 
 def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool = False) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
-    where = from_here(folder.path)
-    try:
-        runs = _experiment(folder, quiet, tensorboard, inexact)
-    except KeyboardInterrupt as interrupt:
-        folder.abandon()
-        resumable = folder.checkpoint.exists()
-        _say(f"Interrupted; {f'resume with: fedhist resume {where}' if resumable else 'nothing was written.'}", stderr)
-        raise typer.Exit(128 + getattr(interrupt, "signum", signal.SIGINT)) from None
-    except DivergedError as error:
-        from fedhist.store.history import Comparison  # noqa: PLC0415
+    from fedhist.store.history import Comparison  # noqa: PLC0415
 
-        if not any(history.rounds for history in error.histories):
-            folder.abandon(with_checkpoints=True)
-            raise
-        _write(Comparison(error.histories), folder)
-        raise DivergedError(f"{error} The results up to then are in {where}.") from None
-    except FedHistError:
-        folder.abandon()
-        raise
+    where, diverged = from_here(folder.path), None
+    with resumable(folder):
+        try:
+            runs = _experiment(folder, quiet, tensorboard, inexact)
+        except DivergedError as error:
+            if not any(history.rounds for history in error.histories):
+                raise
+            runs, diverged = Comparison(error.histories), error
     _write(runs, folder)
+    if diverged is not None:
+        raise DivergedError(f"{diverged} The results up to then are in {where}.")
     _show(runs, folder.settings)
     curves = f"Curves are in {where / 'curves.png'}, all results" if folder.command == "compare" else "Results are"
     _say(f"{curves} in {'this folder' if where == Path() else where}.")

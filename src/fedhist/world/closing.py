@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 from fedhist.errors import number, positive, require, whole
 from fedhist.options import named
@@ -20,11 +20,25 @@ class Closing:
     so many have arrived, and otherwise by the one that makes them so many.
     """
 
-    sample: ClassVar[int | None] = None
-    """How many clients a synchronous round is sent to, whose others are told to stop; None lets the others go on."""
-    enough: ClassVar[int | None] = None
-    seconds: ClassVar[float | None] = None
-    at_least: ClassVar[int] = 1
+    @property
+    def sample(self) -> int | None:
+        """How many clients a synchronous round is sent to, the rest of whom are told to stop; None for others."""
+        return None
+
+    @property
+    def enough(self) -> int | None:
+        """How many uploads close a round at once."""
+        return None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long after it opened a round closes."""
+        return None
+
+    @property
+    def at_least(self) -> int:
+        """How many uploads it must have by then."""
+        return 1
 
     def most(self, busy: int) -> int:
         """Return how many uploads a round has at most, where so many clients work at a time."""
@@ -46,7 +60,7 @@ class FirstK(Closing):
         whole("k", self.k, 1)
 
     @property
-    def enough(self) -> int:  # type: ignore[override]
+    def enough(self) -> int:
         """K."""
         return self.k
 
@@ -85,17 +99,17 @@ class Synchronous(Closing):
             number("deadline", positive("deadline", self.deadline), 0, LONGEST)
 
     @property
-    def enough(self) -> int:  # type: ignore[override]
+    def enough(self) -> int:
         """K."""
         return self.k
 
     @property
-    def sample(self) -> int:  # type: ignore[override]
+    def sample(self) -> int:
         """How many are sampled: 13 for k = 10 and over_select = 1.3, whatever the rounding of that product."""
         return math.ceil(self.k * self.over_select - 1e-9)
 
     @property
-    def seconds(self) -> float | None:  # type: ignore[override]
+    def seconds(self) -> float | None:
         """The deadline."""
         return self.deadline
 
@@ -108,8 +122,8 @@ class Deadline(Closing):
     is also the K of methods whose defaults depend on N/K; without it, it is the number of clients at work.
     """
 
-    seconds: float = 1.0  # type: ignore[misc]
-    at_least: int = 1  # type: ignore[misc]
+    seconds: float = 1.0
+    at_least: int = 1
     at_most: int | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +134,7 @@ class Deadline(Closing):
             require(fits, f"at_least={self.at_least} must not exceed at_most={self.at_most}.")
 
     @property
-    def enough(self) -> int | None:  # type: ignore[override]
+    def enough(self) -> int | None:
         """The most uploads that a round waits for."""
         return self.at_most
 

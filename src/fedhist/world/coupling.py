@@ -66,10 +66,6 @@ class Coupling:
         require(fits, f"labels must be a list of classes, got {brief(self.labels)}.")
         object.__setattr__(self, "labels", tuple(sorted({whole("labels", label, 0) for label in given})))
 
-    def reordered(self, times: Floats, task: Holdings, seed: int) -> Floats:
-        """Return the same times, dealt out to other clients, ``(N,)``."""
-        return times[self.order(times, task, seed)]
-
     def order(self, times: Floats, task: Holdings, seed: int) -> Ints:
         """Return whose time each client gets, ``(N,)``."""
         slowness, count = self._slowness(task), len(times)
