@@ -123,7 +123,7 @@ def test_texts_and_objects() -> None:
         ),
         (
             lambda: reordered(fh.Coupling(), TIMES[:5], SKEWED, 0),
-            "there are times of 5 clients, and the task has 30",
+            "there are times of 5 clients, and the task has 3000.",
         ),
         (lambda: as_coupling("colour"), "unknown coupling 'colour'"),
         (lambda: as_coupling(3), "coupling must be a text or a fedhist.Coupling, got 3."),

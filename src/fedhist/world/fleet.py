@@ -1,12 +1,13 @@
 """The clients of one run: how long each takes for a training, and when it is there."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import InvalidInput, require, whole
-from fedhist.world.availability import Always, Availability
+from fedhist.world.availability import Always, Availability, Stretches
 from fedhist.world.speeds import Speeds, as_speeds, per_of, work_gammas, work_times
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class Fleet:
     ) -> None:
         self.compute, self.network, self.jitter, self.seed = compute, network, jitter, seed
         self.availability = None if availability == Always() else availability
-        self.stretches = None if self.availability is None else self.availability.stretches(len(compute), seed)
 
     @classmethod
     def of(
@@ -69,6 +69,11 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.compute)
+
+    @cached_property
+    def stretches(self) -> Stretches | None:
+        """When each client is there, which not everybody asks; None for always."""
+        return None if self.availability is None else self.availability.stretches(len(self), self.seed)
 
     @property
     def means(self) -> Floats:
