@@ -36,6 +36,12 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.fixture(autouse=True)
+def _same_models_every_time() -> None:
+    """Let layers that a test makes start from the same weights every time, so that a failure comes from a change."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def kernel() -> None:
     """Skip where the compiled kernel cannot be built."""
