@@ -75,6 +75,19 @@ def test_the_transformer_looks_at_order_and_at_all_characters() -> None:
         assert not torch.allclose(model(TEXT.flip(1)), before, atol=1e-6)
 
 
+def test_the_transformer_leaves_out_only_what_is_not_read() -> None:
+    """Its last layer computes one position; all of them give the same logits and the same gradients."""
+    model = model_of("char-transformer", TEXT, 80)().double()
+    for length in (80, 7):
+        x = model.embedding(TEXT[:, :length].long()) + model.positions[:length]
+        for layer in model.layers:
+            x = layer(x, model.hidden[:length, :length])
+        slow, fast = model.out(model.norm(x[:, -1])), model(TEXT[:, :length])
+        assert torch.allclose(slow, fast, atol=1e-12)
+        gradients = [torch.autograd.grad(logits.square().sum(), [*model.parameters()]) for logits in (slow, fast)]
+        assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(*gradients, strict=True))
+
+
 def test_models_by_name_in_tasks() -> None:
     task = fh.load_task("digits", 10, model="mlp")
     assert task.about["model"] == "mlp" and type(task.build(0)).__name__ == "MLP"
