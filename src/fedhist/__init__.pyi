@@ -52,6 +52,7 @@ from fedhist.strategies import (
     Krum as Krum,
     MomentumApproximation as MomentumApproximation,
     NormClip as NormClip,
+    Nowcast as Nowcast,
     Port as Port,
     Private as Private,
     Scaffold as Scaffold,

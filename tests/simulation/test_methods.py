@@ -31,6 +31,7 @@ def test_names_and_labels() -> None:
         "mifa": "MIFA",
         "aced": "ACED",
         "area": "AREA",
+        "nowcast": "Nowcast",
         "fedhist": "FedHist",
     }
 

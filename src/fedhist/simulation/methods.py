@@ -35,6 +35,7 @@ from fedhist.strategies import (
     Krum,
     MomentumApproximation,
     NormClip,
+    Nowcast,
     Port,
     Scaffold,
     ServerMomentum,
@@ -82,6 +83,7 @@ METHODS: Mapping[str, _Entry] = {
     "mifa": _Entry("averages the last uploads of all clients", MIFA, "MIFA"),
     "aced": _Entry("averages the last uploads of all clients that are not too old", ACED, "ACED"),
     "area": _Entry("averages the last models of all clients", AREA, "AREA"),
+    "nowcast": _Entry("estimates what everybody would upload now", Nowcast, "Nowcast"),
     "fedhist": _Entry("fuses, weighs and rescales uploads by what history taught", FedHist, "FedHist"),
 }
 

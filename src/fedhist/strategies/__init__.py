@@ -19,6 +19,7 @@ from fedhist.strategies.rules.fedhist import FedHist
 from fedhist.strategies.rules.fedstale import FedStale
 from fedhist.strategies.rules.mifa import MIFA
 from fedhist.strategies.rules.momentum_approximation import MomentumApproximation
+from fedhist.strategies.rules.nowcast import Nowcast
 from fedhist.strategies.rules.port import Port
 from fedhist.strategies.rules.refl import REFL
 from fedhist.strategies.rules.scaffold import Scaffold
@@ -51,6 +52,7 @@ __all__ = [
     "Krum",
     "MomentumApproximation",
     "NormClip",
+    "Nowcast",
     "Port",
     "Private",
     "Scaffold",
