@@ -11,8 +11,13 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 
 import fedhist as fh
-from tests import oracle_field as oracle
+from tests import oracle_field as oracle, oracle_nowcast
 from tests.server_stream import consistent_stream
+
+
+def loop(name: str) -> Any:
+    """The oracle's class of a rule."""
+    return getattr(oracle_nowcast if name == "Nowcast" else oracle, name)
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Case:
 
     def theirs(self, n: int, k: int) -> Any:
         """The oracle."""
-        inner = getattr(oracle, self.name)(n, k, **self.options)
+        inner = loop(self.name)(n, k, **self.options)
         return oracle.Wrapped(inner, getattr(oracle, self.optimizer)(**self.settings)) if self.optimizer else inner
 
     def ours(self, n: int, k: int, p: int, dtype: torch.dtype) -> fh.Strategy:
@@ -79,6 +84,11 @@ RULES = [
     Case("ACED", {"tau_algo": 5}),
     Case("ACED", {"tau_algo": 0}),
     Case("AREA"),
+    Case("Nowcast"),
+    Case("Nowcast", {"delta": None}),
+    Case("Nowcast", {"calibrate": False}),
+    Case("Nowcast", {"restore": False}),
+    Case("Nowcast", {"delta": 0.05, "rho": 0.8}),
 ]
 # tau is a power of two where it is not the default: the first v, tau^2, is written before `.to(float64)`, in float32.
 WRAPPED = [
@@ -177,7 +187,7 @@ def precise(theirs: Any) -> float:
 def test_defaults_are_the_same(name: str) -> None:
     for option, parameter in inspect.signature(getattr(fh, name)).parameters.items():
         if option not in ("inner", "bits"):
-            assert parameter.default == getattr(getattr(oracle, name), option)
+            assert parameter.default == getattr(loop(name), option)
 
 
 @pytest.mark.parametrize("shape", ROUNDS, ids=str)

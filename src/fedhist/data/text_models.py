@@ -47,7 +47,8 @@ class _Layer(nn.Module):
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Return parts of the last axis, ``(batch, heads, positions, width of a head)`` each."""
-        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        batch, length, _ = x.shape
+        return x.reshape(batch, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class CharTransformer(nn.Module):
