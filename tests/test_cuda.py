@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
 SAMPLE = ["fedavg", "moon", "wkafl", "refl", "fedhist", "fedasync", "fedbuff + momentum", "ma", "fadas", "fedadam"]
-CACHED = ["ca2fl:bits=4", "aced:tau_algo=4", "area"]
+CACHED = ["ca2fl:bits=4", "aced:tau_algo=4", "area", "nowcast"]
 
 
 @pytest.mark.parametrize("name", ALL)

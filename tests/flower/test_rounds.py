@@ -51,7 +51,7 @@ def test_staleness_counts_from_the_version_a_node_was_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedhist", "wkafl", "fedasync", "ca2fl:bits=4", "aced", "area", "refl + adam"]
+    "name", ["fedavg", "fedhist", "wkafl", "fedasync", "ca2fl:bits=4", "aced", "area", "refl + adam", "nowcast"]
 )
 def test_a_simulation_of_the_same_arrivals_ends_with_the_same_model(
     name: str, grid: FakeGrid, make_task: Callable[..., fh.Task]

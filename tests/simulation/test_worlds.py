@@ -12,7 +12,7 @@ import fedhist as fh
 from fedhist.store.tables import ARRIVALS, COSTS
 
 CLOSINGS = ["synchronous:k=3,over_select=1.4", "deadline:seconds=0.4,at_least=2", "synchronous:k=4,deadline=0.6"]
-METHODS = ["fedhist", "ca2fl", "scaffold", "moon", "fedavg + adam", "fedavg + median", "wkafl"]
+METHODS = ["fedhist", "ca2fl", "nowcast", "scaffold", "moon", "fedavg + adam", "fedavg + median", "wkafl"]
 
 
 def same_arrivals(one: fh.History, other: fh.History) -> None:

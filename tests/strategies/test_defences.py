@@ -177,7 +177,7 @@ def test_krum_lets_only_trusted_uploads_through(keep: int) -> None:
     assert torch.equal(guarded.inner.utility, bare.utility)  # rejected uploads never reach its memory
 
 
-@pytest.mark.parametrize("name", ["fedasync", "area", "port", "asyncfeded", "fedfa:of=models", "scaffold"])
+@pytest.mark.parametrize("name", ["fedasync", "area", "port", "asyncfeded", "fedfa:of=models", "scaffold", "nowcast"])
 def test_krum_passes_on_all_that_is_known_about_trusted_uploads(name: str) -> None:
     n, k, p, rng = 30, 8, 40, np.random.default_rng(2)
     guarded = as_method(f"{name} + krum:keep=3").strategy.setup(n, k, p)
