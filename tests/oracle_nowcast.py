@@ -51,6 +51,7 @@ class Nowcast(Cached):
     def now(self, z: list[np.ndarray]) -> np.ndarray:
         """Eqs. 3 to 5."""
         if self.delta is None:
+            self.trust = 1.0
             return mean(z)
         drift = [self.w - start for start in self.received]
         away = [drift[i] - mean(drift) for i in range(self.count)]
@@ -61,6 +62,7 @@ class Nowcast(Cached):
         c = max(0.0, -ratio(above, below))
         bound = self.delta * self.length
         p = [1.0 if self.length == 0.0 else ratio(bound, bound + c * norm(x)) for x in drift]
+        self.trust = sum(p) / self.count
         weighted = total([p[i] * z[i] for i in range(self.count)])
         self.length = self.smooth("length", ratio(norm(weighted), sum(p))) / self.smooth("one", 1.0)
         return weighted / self.count
@@ -68,11 +70,13 @@ class Nowcast(Cached):
     def restored(self, z: list[np.ndarray], a: np.ndarray) -> np.ndarray:
         """Eqs. 6 to 8."""
         k = self.count
+        if k == 1:
+            return a
         m = sum(dot(x, x) for x in z) / k
         q = ratio(k * dot(mean(z), mean(z)) - m, k - 1)
         shared = max(0.0, self.smooth("q", q))
         noise = max(0.0, self.smooth("m", m) - shared)
         s = ratio(shared, shared + noise / k)
-        if norm(a) == 0.0 or k == 1:
+        if norm(a) == 0.0:
             return a
-        return a * (sum(norm(x) for x in self.g) / k / norm(a)) ** s
+        return a * (self.trust * sum(norm(x) for x in z) / k / norm(a)) ** s

@@ -20,6 +20,7 @@ from fedhist.strategies.cache import Bits, Cached
 
 
 def _centred(rows: Tensor) -> Tensor:
+    rows = rows - rows[0]  # so that rows that are equal leave no rounding, whose ratio would be anything
     return rows - rows.mean(dim=0)
 
 
@@ -86,9 +87,10 @@ class Nowcast(Cached):
         mean = self.cache.mean(g.dtype)  # h̄, before this round's uploads
         h, _ = self.cache.exchange(arrivals.clients, g)
         z = self.calibrated(g, h, mean) if self.calibrate else g
-        alike = torch.ones_like(arrivals.staleness)
-        a = self.combine(alike if self.delta is None else self.trust(z, arrivals.drift, self.delta), z)  # Eq. 5
-        return self.lengthened(a, z, g) if self.restore and len(g) > 1 else a
+        alike = torch.ones_like(arrivals.staleness, dtype=torch.float64)
+        p = alike if self.delta is None else self.trust(z, arrivals.drift, self.delta)
+        a = self.combine(p, z)  # Eq. 5
+        return self.lengthened(a, z, p) if self.restore and len(z) > 1 else a
 
     def calibrated(self, g: Tensor, h: Tensor, mean: Tensor) -> Tensor:
         """Return `z_i = g_i + β·(h̄ - h_i)` (Eq. 2)."""
@@ -108,14 +110,15 @@ class Nowcast(Cached):
         self.measured[1] = p.mean()
         return p
 
-    def lengthened(self, a: Tensor, z: Tensor, g: Tensor) -> Tensor:
-        """Return `a·(mean ‖g_i‖/‖a‖)^s` (Eq. 8): all of the length for a signal, nothing for noise."""
+    def lengthened(self, a: Tensor, z: Tensor, p: Tensor) -> Tensor:
+        """Return `a·(p̄·mean ‖z_i‖/‖a‖)^s` (Eq. 8): all the length that averaging took of a signal, nothing of noise."""
         k, power = len(z), _dot(z, z) / len(z)
         common = z.mean(dim=0)
         signal, power = self.smoothed(3, (k * _dot(common, common) - power) / (k - 1), power)  # Eq. 6
         s = _ratio(signal.clamp_min(0), signal.clamp_min(0) + (power - signal).clamp_min(0) / k)  # Eq. 7
         self.measured[2] = s
-        return a * (_ratio(g.norm(dim=1).mean(), a.norm(), otherwise=1.0) ** s).to(a.dtype)
+        lost = _ratio(p.mean() * z.norm(dim=1).mean(), a.norm(), otherwise=1.0)
+        return a * (lost**s).to(a.dtype)
 
     def trace(self) -> dict[str, Tensor]:
         """Return what was measured in the last round."""
