@@ -195,10 +195,5 @@ def test_it_comes_to_rest_where_clients_differ_and_nothing_is_noise() -> None:
     optima = torch.randn(6, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     strategy, w = fh.Nowcast().setup(6, 6, 8).double(), torch.zeros(8, dtype=torch.float64)
     for _ in range(400):
-        received = w.expand(6, 8).clone()
-        ones = torch.ones(6, dtype=torch.int64)
-        facts = fh.Arrivals(
-            0.1 * (w - optima), ones, torch.arange(6), ones, model=w, received_from=lambda r=received: r
-        )
-        w = w - strategy(facts)
+        w = w - strategy(arrivals(0.1 * (w - optima), range(6), w))
     assert torch.allclose(w, optima.mean(dim=0), atol=1e-9)
