@@ -56,6 +56,11 @@ class Run(NamedTuple):
     rare: float
 
 
+def split_of(cell: Cell) -> Cell:
+    """Return a cell that is the same for all that share data and their division."""
+    return replace(cell, method="", rounds=1, eval_every=1, lr=1.0, server_lr=1.0, local_steps=1)
+
+
 @lru_cache(maxsize=1)
 def small(split: Cell, data_dir: Path) -> fh.Task:
     """Return a cell's training data, a part of them held back, in small."""
@@ -75,9 +80,8 @@ def run(
     file = given.out / f"{hashlib.sha1(repr(cell).encode()).hexdigest()[:16]}.json"
     if file.exists():
         return Run(*json.loads(file.read_text())["run"])
-    split = replace(cell, method="", rounds=1, eval_every=1, lr=1.0, server_lr=1.0, local_steps=1)
     try:
-        history = fh.simulate_many([cell.trial(small(split, given.data_dir))], device="cpu")[0]
+        history = fh.simulate_many([cell.trial(small(split_of(cell), given.data_dir))], device="cpu")[0]
         ends = history.evaluations[-LAST:]
         rare = statistics.fmean(end.per_class[-1] for end in ends)
         found = Run(100 * statistics.fmean(end.accuracy for end in ends), 100 * rare)
