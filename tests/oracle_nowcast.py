@@ -1,5 +1,6 @@
 """Slow and obvious float64 loops of Nowcast, written from docs/nowcast.md alone; nothing is shared with the package."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,10 @@ class Nowcast(Cached):
         self.exchange()
         return u
 
+    def starting(self) -> bool:
+        """The first N/K rounds."""
+        return self.round <= self.num_clients / self.k
+
     def calibrated(self) -> list[np.ndarray]:
         """Eqs. 1 and 2."""
         center = self.mean_of_all()
@@ -62,6 +67,8 @@ class Nowcast(Cached):
         c = max(0.0, -ratio(above, below))
         bound = self.delta * self.length
         p = [1.0 if self.length == 0.0 else ratio(bound, bound + c * norm(x)) for x in drift]
+        if self.starting():
+            p = [min(p[i], 1 / math.sqrt(self.tau[i] + 1)) for i in range(self.count)]
         self.trust = sum(p) / self.count
         weighted = total([p[i] * z[i] for i in range(self.count)])
         self.length = self.smooth("length", ratio(norm(weighted), sum(p))) / self.smooth("one", 1.0)
@@ -77,6 +84,6 @@ class Nowcast(Cached):
         shared = max(0.0, self.smooth("q", q))
         noise = max(0.0, self.smooth("m", m) - shared)
         s = ratio(shared, shared + noise / k)
-        if norm(a) == 0.0:
+        if norm(a) == 0.0 or self.starting():
             return a
         return a * (self.trust * sum(norm(x) for x in z) / k / norm(a)) ** s

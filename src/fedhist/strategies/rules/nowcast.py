@@ -53,6 +53,7 @@ class Nowcast(Cached):
     normalise = False
     sums: Tensor
     """``(8,)``: smoothed sums, in pairs whose ratios are `β`, `c`, the update's length and the uploads' signal."""
+    round: Tensor
     measured: Tensor
     """``(3,)``: `β`, the mean trust and `s` of the last round."""
 
@@ -73,6 +74,7 @@ class Nowcast(Cached):
         super().setup(num_clients, k, num_params, device)
         self.register_buffer("sums", torch.zeros(8, dtype=torch.float64, device=device))
         self.register_buffer("measured", torch.zeros(3, dtype=torch.float64, device=device))
+        self.register_buffer("round", torch.zeros((), dtype=torch.int64, device=device))
         return self
 
     def smoothed(self, pair: int, a: Tensor, b: Tensor) -> Tensor:
@@ -84,11 +86,12 @@ class Nowcast(Cached):
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the update of one round."""
         g = arrivals.deltas
+        self.round += 1
         mean = self.cache.mean(g.dtype)  # h̄, before this round's uploads
         h, _ = self.cache.exchange(arrivals.clients, g)
         z = self.calibrated(g, h, mean) if self.calibrate else g
         alike = torch.ones_like(arrivals.staleness, dtype=torch.float64)
-        p = alike if self.delta is None else self.trust(z, arrivals.drift, self.delta)
+        p = alike if self.delta is None else self.trust(z, arrivals, self.delta)
         a = self.combine(p, z)  # Eq. 5
         return self.lengthened(a, z, p) if self.restore and len(z) > 1 else a
 
@@ -99,13 +102,20 @@ class Nowcast(Cached):
         self.measured[0] = beta
         return g - beta.to(g.dtype) * apart
 
-    def trust(self, z: Tensor, drift: Tensor, delta: float) -> Tensor:
+    @property
+    def starting(self) -> Tensor:
+        """Whether this is one of the first N/K rounds, in which most uploads stem from the first version."""
+        return self.round * self.k <= self.num_clients
+
+    def trust(self, z: Tensor, arrivals: Arrivals, delta: float) -> Tensor:
         """Return `p_i = δ·ℓ/(δ·ℓ + c·‖D_i‖)` (Eq. 4), with `ℓ` the usual length of updates so far (Eq. 5)."""
+        drift = arrivals.drift
         apart = _centred(drift)
         slope = _ratio(*self.smoothed(1, -_dot(_centred(z), apart), _dot(apart, apart))).clamp_min(0)  # c, Eq. 3
         allowed = delta * _ratio(self.sums[4], self.sums[5])
         p: Tensor = allowed / (allowed + slope * drift.norm(dim=1).double())
         p = p.masked_fill(allowed == 0, 1.0)
+        p = torch.where(self.starting, p.minimum(arrivals.staleness.double().rsqrt()), p)
         self.smoothed(2, (p.to(z.dtype) @ z).norm().double() / p.sum(), torch.ones_like(slope))  # Eq. 5
         self.measured[1] = p.mean()
         return p
@@ -116,6 +126,7 @@ class Nowcast(Cached):
         common = z.mean(dim=0)
         signal, power = self.smoothed(3, (k * _dot(common, common) - power) / (k - 1), power)  # Eq. 6
         s = _ratio(signal.clamp_min(0), signal.clamp_min(0) + (power - signal).clamp_min(0) / k)  # Eq. 7
+        s = s.masked_fill(self.starting, 0.0)
         self.measured[2] = s
         lost = _ratio(p.mean() * z.norm(dim=1).mean(), a.norm(), otherwise=1.0)
         return a * (lost**s).to(a.dtype)
