@@ -11,6 +11,7 @@ from torch import Tensor
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, normalised
 from fedhist.strategies.cache import Cached
+from fedhist.strategies.rules.nowcast import Nowcast
 
 
 class Tried(Cached):
@@ -73,3 +74,14 @@ class Tried(Cached):
         share = 1.0 if self.restore == "all" else float(ratio / (ratio + (1 - ratio) / k))
         lengthened: Tensor = u * (g.norm(dim=1).mean() / u.norm().clamp_min(1e-30)) ** share
         return lengthened
+
+
+class Bold(Nowcast):
+    """Nowcast without its careful start: trusted and lengthened by what is measured, from the first round."""
+
+    branch_free = True
+
+    @property
+    def starting(self) -> Tensor:
+        """Return that it is not."""
+        return torch.zeros_like(self.round, dtype=torch.bool)

@@ -12,31 +12,13 @@ from pathlib import Path
 
 from fedhist.errors import exit_with_sentence, require
 from fedhist.paper.compete import PICTURE, compete
-from fedhist.paper.league import SETTINGS, SHIPPED
-from fedhist.paper.runner import ARCHIVE, methods_in
+from fedhist.paper.league import SHIPPED
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = {
-    ROOT / "README.md": DOCS / "league",
-    DOCS / "league.md": DOCS / "league",
-    DOCS / "nowcast.md": DOCS / "nowcast",
-}
-"""Pages, and the folder with the picture that each shows; runs of a newcomer are there too."""
-LATER = "shakespeare"
-"""A setting that a newcomer has not been run in."""
+PAGES = [ROOT / "README.md", ROOT / "docs" / "league.md"]
+SHOWN = ROOT / "docs" / "league" / f"{PICTURE}.png"
 ALT = "How many points each method is behind the best, on average over all settings, in the order of the table above."
 MARKED = re.compile(r"(<!-- league:(?!end)(\w+) -->\n).*?(<!-- league:end -->)", flags=re.S)
-
-
-def make(folder: Path, made: Path) -> None:
-    """Make all tables and the picture of the shipped runs, and of a newcomer's whose runs are in `folder`."""
-    if not (folder / ARCHIVE).exists():
-        compete(out=made, redraw=True)
-        return
-    shutil.copy(folder / ARCHIVE, made)
-    settings = [name for name in SETTINGS["full"] if name != LATER]
-    compete(out=made, redraw=True, strategies=methods_in(made), settings=settings)
 
 
 def filled(page: Path, made: Path) -> str:
@@ -44,7 +26,7 @@ def filled(page: Path, made: Path) -> str:
 
     def part(found: re.Match[str]) -> str:
         table = made / f"{found[2]}.md"
-        picture = f"![{ALT}]({(PAGES[page] / PICTURE).relative_to(page.parent)}.png)"
+        picture = f"![{ALT}]({SHOWN.relative_to(page.parent)})"
         text = picture if found[2] == "picture" else table.read_text(encoding="utf-8").rstrip()
         return f"{found[1]}\n{text}\n\n{found[3]}"
 
@@ -54,13 +36,12 @@ def filled(page: Path, made: Path) -> str:
 def main() -> None:
     """Fill in all pages."""
     require(SHIPPED.exists(), f"there are no runs in {SHIPPED}.")
-    for folder in sorted({*PAGES.values()}):
-        with tempfile.TemporaryDirectory() as made:
-            make(folder, Path(made))
-            folder.mkdir(exist_ok=True)
-            shutil.copy(Path(made) / f"{PICTURE}.png", folder)
-            for page in (page for page, shown in PAGES.items() if shown == folder):
-                page.write_text(filled(page, Path(made)), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        compete(out=folder, redraw=True)
+        SHOWN.parent.mkdir(exist_ok=True)
+        shutil.copy(Path(folder) / SHOWN.name, SHOWN)
+        for page in PAGES:
+            page.write_text(filled(page, Path(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":
