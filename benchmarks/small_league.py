@@ -6,7 +6,7 @@ the test set is for the league itself. Runs are kept in a folder and not run aga
 
     python benchmarks/small_league.py --data-dir DIR nowcast nowcast:restore=false tried:Tried:weights=root
 
-Rules that were tried on the way to Nowcast and dropped are in tried.py beside this file; docs/method-log.md has what
+With --whole images, model and trials are the league's own: LeNet and nine pairs, on held-back data all the same. Rules that were tried on the way to Nowcast and dropped are in tried.py beside this file; docs/method-log.md has what
 came of them.
 """
 
@@ -19,6 +19,7 @@ import sys
 import warnings
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -29,9 +30,9 @@ from torch import nn
 
 import fedhist as fh
 from fedhist.paper.cells import Cell
-from fedhist.paper.league import SETTINGS, TUNING_SEED, Entrant, Setting, cell_of
+from fedhist.paper.league import SERVER_RATES, SETTINGS, TUNING_SEED, Entrant, Setting, cell_of
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tried:Tried is found
+sys.path[:0] = [str(Path(__file__).parent), str(Path.cwd())]  # so that tried:Tried is found
 NAMES = [name for name, setting in SETTINGS["full"].items() if setting.dataset == "cifar10"]
 PAIRS = {
     1: ((0.01, 1.0), (0.03, 1.0), (0.1, 1.0), (0.03, 10.0)),
@@ -62,11 +63,17 @@ def split_of(cell: Cell) -> Cell:
 
 
 @lru_cache(maxsize=1)
-def small(split: Cell, data_dir: Path) -> fh.Task:
-    """Return a cell's training data, a part of them held back, in small."""
+def whole(split: Cell, data_dir: Path) -> fh.Task:
+    """Return a cell's training data, a part of them held back."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about skewed splits
-        task = split.task(data_dir)
+        return split.task(data_dir)
+
+
+@lru_cache(maxsize=1)
+def small(split: Cell, data_dir: Path) -> fh.Task:
+    """Return the same in small."""
+    task = whole(split, data_dir)
     x, x_test = (nn.functional.avg_pool2d(torch.as_tensor(images), 2) for images in (task.x, task.x_test))
     return fh.Task(SmallNet, x, task.y, [task.client(i) for i in range(task.num_clients)], x_test, task.y_test)
 
@@ -81,7 +88,8 @@ def run(
     if file.exists():
         return Run(*json.loads(file.read_text())["run"])
     try:
-        history = fh.simulate_many([cell.trial(small(split_of(cell), given.data_dir))], device="cpu")[0]
+        task = (whole if given.whole else small)(split_of(cell), given.data_dir)
+        history = fh.simulate_many([cell.trial(task)], device="cpu")[0]
         ends = history.evaluations[-LAST:]
         rare = statistics.fmean(end.per_class[-1] for end in ends)
         found = Run(100 * statistics.fmean(end.accuracy for end in ends), 100 * rare)
@@ -97,10 +105,10 @@ def played(job: tuple[str, str], given: argparse.Namespace) -> str:
     setting = SETTINGS["full"][name]
     tried = {
         pair: run(setting, spec, pair, TUNING_SEED, setting.rounds // 2, given).final
-        for pair in PAIRS[setting.local_steps]
+        for pair in (product(setting.rates, SERVER_RATES) if given.whole else PAIRS[setting.local_steps])
     }
     best = max(tried, key=lambda pair: tried[pair])
-    runs = [run(setting, spec, best, seed, setting.rounds, given) for seed in range(1, 1 + given.seeds)]
+    runs = [run(setting, spec, best, seed, setting.rounds, given) for seed in range(given.first_seed, given.first_seed + given.seeds)]
     finals = [each.final for each in runs]
     spread = statistics.stdev(finals) if len(finals) > 1 else 0.0
     rare = f"{statistics.fmean(each.rare for each in runs):.1f}" if setting.rare else ""
@@ -115,9 +123,12 @@ def main() -> None:
     parser.add_argument("--setting", action="append", choices=NAMES, help="only this one; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("small-league"))
+    parser.add_argument("--whole", action="store_true", help="LeNet and nine pairs of rates")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="small-league or whole-league by default")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
+    given.out = given.out or Path("whole-league" if given.whole else "small-league")
     given.out.mkdir(parents=True, exist_ok=True)
     jobs = [(name, spec) for name in given.setting or NAMES for spec in given.methods]
     print("| setting | method | rates | accuracy | rare class |\n| --- | --- | --- | --- | --- |", flush=True)
