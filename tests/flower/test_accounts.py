@@ -18,6 +18,7 @@ import fedhist as fh
 from fedhist.flower import KAsync
 from fedhist.flower.accounts import UNNOTICED, Accounts
 from fedhist.store import snapshot
+from fedhist.store.journal import Journal
 from fedhist.strategies.base import Wrapper
 from fedhist.strategies.private import gaussian_epsilon
 from tests.flower.grid import FakeGrid
@@ -229,11 +230,11 @@ def test_nothing_is_published_that_is_not_saved(fails: int, tmp_path: Path, monk
         evaluated.append(round_)
 
     def write(*arguments: Any) -> None:
-        (full if arguments[3]["server"]["round"] == fails else real)(*arguments)
+        (full if arguments[2]["server"]["round"] == fails else real)(*arguments)
 
-    real, done = snapshot.write, list[int]()
+    real, done = Journal._write, list[int]()
     options: dict[str, Any] = {"strategy": private(), "checkpoint": tmp_path, "evaluate_every": 1}
-    monkeypatch.setattr(snapshot, "write", write)
+    monkeypatch.setattr(Journal, "_write", write)
     with pytest.raises(
         fh.FedHistError, match=r"kasync.safetensors cannot be written: No space left on device; the serv"
     ):
@@ -242,7 +243,7 @@ def test_nothing_is_published_that_is_not_saved(fails: int, tmp_path: Path, monk
     assert sent_rounds(grid) == set(range(1, fails + 1))  # version 1 is the first model, not that of round 1
     # Evaluations have a thread of their own; those that have not begun when the server stops are dropped.
     assert evaluated == list(range(len(evaluated))) and len(evaluated) <= fails and done == list(range(1, fails))
-    monkeypatch.setattr(snapshot, "write", real)
+    monkeypatch.setattr(Journal, "_write", real)
     server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=5, evaluate_fn=accuracy, **options)
     assert server.history.epsilon[-1] == gaussian_epsilon(2.0, 5, 1e-5)
 
@@ -272,12 +273,12 @@ def test_what_is_saved_already_does_not_stop_a_run_that_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last save is of evaluations alone."""
-    writers = iter([snapshot.write] * 2)
+    writers = iter([Journal._write] * 2)
 
     def write(*arguments: Any) -> None:
         next(writers, full)(*arguments)
 
-    monkeypatch.setattr(snapshot, "write", write)
+    monkeypatch.setattr(Journal, "_write", write)
     server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=2, strategy=private(), checkpoint=tmp_path)
     assert kinds(server)[-1] == "not saved"
 

@@ -15,6 +15,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 import fedhist as fh
 from fedhist.flower import received, reply
+from fedhist.flower.saved import CHECKPOINT
+from fedhist.store.journal import Journal
 from tests.flower.grid import FakeGrid
 from tests.flower.helpers import Killed, final, kill_in, kinds, moved, network, run
 
@@ -68,22 +70,6 @@ def test_a_resumed_run_may_be_longer_or_shorter(tmp_path: Path) -> None:
     assert final(again)["w"].tolist() == [-5.0] * 4
 
 
-@pytest.mark.parametrize(("every", "saved"), [(0, 6), (2.5, 4)])
-def test_checkpoint_every_is_in_seconds(every: float, saved: int, tmp_path: Path) -> None:
-    """Rounds take a second each, so that those after 1, 4, 7 … seconds are saved."""
-    with pytest.raises(Killed):
-        run(two(), rounds=9, checkpoint=tmp_path, checkpoint_every=every, on_round=kill_in(6))
-    rounds: list[int] = []
-    server = run(two(), rounds=9, checkpoint=tmp_path, on_round=lambda round_, _: rounds.append(round_))
-    assert rounds == list(range(saved + 1, 10))
-    assert final(server)["w"].tolist() == [-9.0] * 4
-
-
-def test_the_last_round_is_saved_however_rare_checkpoints_are(tmp_path: Path) -> None:
-    run(two(), rounds=3, checkpoint=tmp_path, checkpoint_every=1e6)
-    assert final(run(two(), rounds=3, checkpoint=tmp_path))["w"].tolist() == [-3.0] * 4
-
-
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     grid = network({node: moved(-1.0) for node in (1, 2, 3)})
     run(grid, rounds=1, checkpoint=tmp_path)
@@ -96,7 +82,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
             run(grid, checkpoint=tmp_path, **other)
     with pytest.raises(fh.FedHistError, match="trained=.*, this one has"):
         run(grid, trainable=["w"], checkpoint=tmp_path)
-    file = next(tmp_path.iterdir())
+    file = tmp_path / CHECKPOINT
     whole = file.read_bytes()
     edited = bytes([*whole[:-1], whole[-1] ^ 1])
     wrongs = {"is truncated": whole[: len(whole) // 2], "is not a snapshot": b"\xff" * 100, "was changed": edited}
@@ -116,7 +102,7 @@ def test_a_full_disk_does_not_stop_the_server(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedhist.store.snapshot.write", full)
+    monkeypatch.setattr(Journal, "_write", full)
     history = run(two(), rounds=2, checkpoint=tmp_path).history
     assert history.rounds == 2
     reasons = [event["reason"] for event in history.events if event["event"] == "not saved"]

@@ -10,26 +10,27 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
 from fedhist.errors import BadUpload
-from fedhist.flower.exchange import Exchange, Upload
+from fedhist.flower.exchange import DELTA, Exchange, Upload
 from fedhist.strategies.screening import Rejected, Screen
 
 MODEL = torch.zeros(2), dict[str, torch.Tensor]()
+NO_MESSAGE: Any = None
 
 
 class Books(Exchange):
     """An exchange that keeps its events, and whose nodes 7, 8 and 9 have all been sent the first model."""
 
     def __init__(self, policy: str = "reject", num_clients: int = 3, **options: Any) -> None:
-        super().__init__(Screen(policy, 1000.0), self.keep, 2, num_clients, 10.0, **options)
+        super().__init__({DELTA: Screen(policy, 1000.0)}, self.keep, 2, num_clients, 10.0, **options)
         self.events: list[dict[str, Any]] = []
-        self.membership([7, 8, 9], 0.0)
+        self.nodes.meet([7, 8, 9], 0.0)
         self.send(0.0)
 
     def keep(self, round_: int, time: float, event: str, **more: object) -> None:
         self.events.append({"round": round_, "time": time, "event": event, **more})
 
     def send(self, time: float) -> list[int]:
-        nodes = self.due(time)
+        nodes = self.nodes.due(time)
         for node in nodes:
             self.sent(node, f"{self.version} to {node}", MODEL, time)
         return nodes
@@ -39,7 +40,7 @@ class Books(Exchange):
         work = self.settle(f"{version} to {node}", time)
         if work is not None:
             try:
-                self.accept(work, Upload(torch.zeros(2), {}, 10.0, norm, identity), time)
+                self.accept(work, Upload(torch.zeros(2), {}, 10.0, {DELTA: norm}, NO_MESSAGE, identity), time)
             except Rejected as reason:
                 self.fail(work.node, "rejected", str(reason), time)
 
@@ -102,7 +103,7 @@ def test_two_nodes_that_say_they_are_the_same_client_are_one(books: Books) -> No
 
 def test_a_node_whose_upload_waits_is_not_sent_anything(books: Books) -> None:
     books.reply(7, 1.0)
-    assert books.due(1.0) == []
+    assert books.nodes.due(1.0) == []
     books.reply(8, 1.0)
     books.close_round(1.0)
     assert books.send(1.0) == [7, 8]
@@ -111,10 +112,10 @@ def test_a_node_whose_upload_waits_is_not_sent_anything(books: Books) -> None:
 
 def test_a_node_that_leaves_while_its_upload_waits_still_counts(books: Books) -> None:
     books.reply(7, 1.0)
-    books.membership([8, 9], 2.0)
+    books.nodes.meet([8, 9], 2.0)
     books.reply(8, 3.0)
     assert set(books.close_round(3.0)) == {7, 8}
-    assert books.due(3.0) == [8]
+    assert books.nodes.due(3.0) == [8]
 
 
 def test_the_deadline_counts_from_the_opening_of_the_round() -> None:
@@ -161,7 +162,7 @@ def test_when_all_numbers_are_taken_a_newcomer_gets_that_of_a_client_that_is_gon
     books.close_round(1.0)
     books.reply(9, 2.0)
     assert "more than num_clients=2 clients" in books.events[-1]["reason"]
-    books.membership([9], 10.0)  # node 9 stays, the others are gone
+    books.nodes.meet([9], 10.0)  # node 9 stays, the others are gone
     books.send(10.0)
     books.reply(9, 11.0, version=2)
     assert books.numbers == {"client partition 1": 1, "node 9": 0}  # a client with a name may still come back

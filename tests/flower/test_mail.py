@@ -218,8 +218,7 @@ def test_a_resumed_server_sends_the_mail_it_had(tmp_path: Path) -> None:
     resumed = scaffold(grid, rounds=5, checkpoint=tmp_path)
     assert grid.sent[0].content.array_records[MAIL][VECTOR].numpy().tolist() == by_hand(3)[1].tolist()
     assert torch.equal(final(whole)["w"], final(resumed)["w"])
-    assert resumed.session.source.exchange.of_mail is not None
-    assert resumed.session.source.exchange.of_mail.usual > 0
+    assert resumed.session.source.exchange.screens["mail"].usual > 0
     assert "forgot" not in kinds(resumed)
 
 

@@ -119,14 +119,6 @@ def test_the_account_outlives_the_server(tmp_path: Path) -> None:
         assert server.history.epsilon == [gaussian_epsilon(2.0, n + 1, 1e-5) for n in range(rounds)]
 
 
-def test_a_checkpoint_must_not_forget_what_was_spent(tmp_path: Path) -> None:
-    strategy = fh.Private(fh.FedAvg(), 1.0, 1.0)
-    with pytest.raises(fh.InvalidInput, match="checkpoint_every=5 would let a restart forget uploads whose privacy"):
-        KAsync(strategy, 2, checkpoint=tmp_path, checkpoint_every=5)
-    KAsync(strategy, 2, checkpoint_every=5)
-    KAsync(fh.FedAvg(), 2, checkpoint=tmp_path, checkpoint_every=5)
-
-
 def test_room_for_more_clients_does_not_lengthen_the_memory_inside() -> None:
     grid = network({node: moved(-1.0) for node in range(11, 19)})
     server = run(grid, strategy=fh.Private(fh.FedHist(), 1.0, 1.0), rounds=1)

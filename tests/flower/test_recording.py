@@ -15,6 +15,7 @@ from flwr.app import Message
 
 import fedhist as fh
 from fedhist.flower import received, reply
+from fedhist.store.journal import Journal
 from fedhist.store.recording import Recording
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import Killed, kill_in, moved, network, run
@@ -77,10 +78,19 @@ def test_a_resumed_recording_is_that_of_the_whole_run(tmp_path: Path) -> None:
     assert same_to_the_bit(fh.replay(tmp_path / "resumed", "fedhist"))
 
 
-def test_rounds_that_were_recorded_after_the_last_checkpoint_are_recorded_again(tmp_path: Path) -> None:
+def test_rounds_that_were_recorded_after_the_last_checkpoint_are_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"k": 4, "rounds": 9, "num_clients": 4, "record": tmp_path / "tape"}
-    options |= {"checkpoint": tmp_path / "state", "checkpoint_every": 1e6}
-    with pytest.raises(Killed):
+    options |= {"checkpoint": tmp_path / "state"}
+    write = Journal._write
+
+    def slow_disk(*arguments: Any) -> None:
+        if arguments[2]["server"]["round"] <= 2:
+            write(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Journal, "_write", slow_disk)
         run(sites(), **options, on_round=kill_in(5))
     server = run(sites(), **options)
     assert server.history.rounds == 9

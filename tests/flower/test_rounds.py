@@ -103,7 +103,7 @@ def test_a_moving_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> N
 
     def served(rounds: int) -> KAsync:
         grid = network({node: moved(-1.0) for node in (1, 2)})
-        options = {"evaluate_fn": evaluate, "ema": 0.9, "checkpoint": tmp_path, "checkpoint_every": 0}
+        options = {"evaluate_fn": evaluate, "ema": 0.9, "checkpoint": tmp_path}
         return run(grid, k=2, rounds=rounds, **options)
 
     served(2)
@@ -221,7 +221,14 @@ def test_the_history_says_what_the_run_was() -> None:
         ({"max_round_wait": -1}, "max_round_wait must not be negative"),
         ({"evaluate_every": -1}, "evaluate_every must be at least 0"),
         ({"fraction_evaluate": 2}, "fraction_evaluate must lie in"),
-        ({"checkpoint_every": -1}, "checkpoint_every must not be negative"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0 is not an option any more: each round is saved beside the next"),
+        ({"concurrency": 1}, "k=2 uploads a round need at least as many nodes at work, got concurrency=1"),
+        ({"max_staleness": 0}, "max_staleness must be at least 1"),
+        ({"max_examples": 0}, "max_examples must be positive"),
+        ({"min_evaluate_nodes": -1}, "min_evaluate_nodes must be at least 0"),
+        ({"train_metrics_aggr_fn": 3}, "train_metrics_aggr_fn must be a function"),
+        ({"fraction_train": 0.5}, "fraction_train=0.5 has no meaning here, for nodes do not train in common rounds; give"),
+        ({"min_train_nodes": 2}, "min_train_nodes=2 has no meaning here, for a round has exactly k uploads; give k"),
         ({"strategy": "fedhits"}, "did you mean 'fedhist'"),
         ({"on_round": 3}, "on_round must be a function"),
         ({"max_norm_ratio": -1}, "max_norm_ratio must be at least 1"),

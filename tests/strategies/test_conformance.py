@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedhist as fh
+from fedhist.strategies.memory import touched_rows
 from fedhist.strategies.rules import fedhist
 
 MAKERS: dict[str, Callable[[], fh.Strategy]] = {
@@ -229,6 +230,30 @@ def test_state_round_trip(make: Callable[[], fh.Strategy]) -> None:
         first(arrivals)
     second.load_state_dict(first.state_dict())
     assert all(torch.equal(second(a), u) for a, u in zip(rounds[11:], whole[11:], strict=True))
+
+
+def test_rows_that_are_not_declared_do_not_change(make: Callable[[], fh.Strategy]) -> None:
+    """An incremental checkpoint saves only the rows that are: see `touched_rows`."""
+    strategy = make().setup(N, K, P)
+    for arrivals in stream(24):
+        before = {name: value.clone() for name, value in strategy.state_dict().items()}
+        strategy(arrivals)
+        for name, rows in touched_rows(strategy, arrivals).items():
+            others = torch.ones(len(before[name]), dtype=torch.bool)
+            others[rows] = False
+            assert torch.equal(strategy.state_dict()[name][others], before[name][others]), name
+
+
+def test_large_memories_declare_their_rows() -> None:
+    arrivals = stream(1)[0]
+    for make, names in {
+        fh.FedHist: {"G", "L", "fresh"},
+        fh.CA2FL: {"cache.rows"},
+        lambda: fh.NormClip(fh.FedStale(bits=4)): {"inner.cache.rows", "inner.cache.scales"},
+    }.items():
+        strategy = make().setup(N, K, P)
+        strategy(arrivals)
+        assert touched_rows(strategy, arrivals).keys() == names
 
 
 def test_setup_forgets(make: Callable[[], fh.Strategy]) -> None:

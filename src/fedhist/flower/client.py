@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedhist.errors import InvalidInput
 from fedhist.flower.mail import MAIL
 from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, IDENTITY, METRICS, PARTITION
-from fedhist.flower.wire import LAYOUT, Trainable, Wire, read_model, write_model
+from fedhist.flower.wire import Trainable, Wire, layout_in, read_model, write_model
 from fedhist.noise import secret_gaussian
 from fedhist.strategies.lengths import clipped
 from fedhist.strategies.private import clip_of, noise_multiplier_of
@@ -88,7 +88,10 @@ def reply(
     state = model.state_dict() if isinstance(model, nn.Module) else model
     entries = {name: values.detach().cpu().numpy() for name, values in state.items()}
     content = RecordDict({METRICS: MetricRecord({EXAMPLES: num_examples, **(metrics or {})})})
-    write_model(content, ARRAYS, entries, packed=LAYOUT in message.content.config_records)  # as the server does
+    try:
+        write_model(content, ARRAYS, entries, layout_in(message.content))  # as the server does
+    except Rejected as error:
+        raise InvalidInput(f"the model cannot be sent: {error}.") from None
     if mail is not None:
         content[MAIL] = mail
     if identity is None and context is not None and PARTITION in context.node_config:

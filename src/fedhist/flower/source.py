@@ -2,83 +2,31 @@
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from logging import WARNING
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import httpx
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedhist.errors import FedHistError
-from fedhist.flower.evaluation import Evaluations
-from fedhist.flower.exchange import Arrival, Exchange, Upload, Work
-from fedhist.flower.mail import FIRST, MAIL, RUN, read_mail, sent_along, write_mail
-from fedhist.flower.replies import ARRAYS, CONFIG, EXAMPLES, MOST_EXAMPLES, examples_in, identity_in, reported
-from fedhist.flower.wire import Rest, State, Wire, read_model, write_model
-from fedhist.options import option
+from fedhist.errors import require
+from fedhist.flower.evaluation import ATTEMPTS, Asked, Evaluations
+from fedhist.flower.exchange import DELTA, MAIL, STATISTICS, Arrival, Exchange, Upload, Work
+from fedhist.flower.mail import FIRST, MAIL as MAIL_RECORD, RUN, read_mail, sent_along, write_mail
+from fedhist.flower.network import NetworkOptions
+from fedhist.flower.replies import MOST_EXAMPLES, examples_in, identity_in, reported, without_arrays
+from fedhist.flower.wire import Rest, State, Wire, as_record, write_model
 from fedhist.simulation.server import Server
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.screening import Rejected, norm_of
 
 LAST_WAIT = 60.0
 """Seconds to wait, at the end, for clients that still evaluate."""
-LINK_PATIENCE = 600.0
-"""Seconds for which a SuperLink that cannot be reached is tried again."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class NetworkOptions:
-    """How messages travel.
-
-    Parameters
-    ----------
-    message_ttl
-        Seconds a message and its reply are valid; longer than the slowest client works. By default Flower's 12 h.
-    poll_interval
-        Seconds between looks for replies.
-    refresh_interval
-        Seconds between looks for nodes that came or went.
-    max_round_wait
-        Seconds after which a round closes with fewer than K uploads, if there is one at all. None always waits.
-    packed
-        Send models as a single array, far faster for models of many tensors; clients then need
-        :func:`fedhist.flower.load` or :func:`~fedhist.flower.received`.
-    evaluate_every
-        Rounds between evaluations on clients; 0 is none. Rounds do not wait for them, and the last is always evaluated.
-    fraction_evaluate
-        The share of the nodes that take part in an evaluation.
-    """
-
-    message_ttl: float | None = None
-    poll_interval: float = 0.5
-    refresh_interval: float = 2.0
-    max_round_wait: float | None = option(None, "Seconds after which a round closes with fewer uploads.", "Network")
-    packed: bool = False
-    evaluate_every: int = 10
-    fraction_evaluate: float = 1.0
-    arrayrecord_key: str = ARRAYS
-    configrecord_key: str = CONFIG
-    weighted_by_key: str = EXAMPLES
-    clock: Any = time  # a test has its own `monotonic` and `sleep`
-
-    def patiently(self, ask: Callable[[], Iterable[Any]]) -> list[Any]:
-        """Ask the SuperLink, again and again while it cannot be reached: it may be restarting."""
-        started, logged = self.clock.monotonic(), False
-        while True:
-            try:
-                return list(ask())
-            except httpx.TransportError as error:
-                if self.clock.monotonic() - started > LINK_PATIENCE:
-                    raise FedHistError(f"the SuperLink cannot be reached: {error}.") from error
-                if not logged:
-                    log(WARNING, "the SuperLink cannot be reached (%s); trying again", error)
-                    logged = True
-                self.clock.sleep(self.refresh_interval)
+AT_ONCE = 64
+"""Messages whose replies are asked for at a time, or four rounds of them: what comes back is kept until it is used."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -92,12 +40,14 @@ class Network:
     evaluations: Evaluations
     wire: Wire
     rest: Rest
-    configs: Mapping[str, ConfigRecord | None]
+    configs: Mapping[str, ConfigRecord]
     run: str
     """What the run is called to clients, the same when it is resumed."""
 
     taken: Sequence[Arrival] = ()
     """The uploads of the round that was delivered last."""
+    arrivals: Arrivals | None = None
+    """The same as the strategy has seen them."""
     to_evaluate: int | None = None
     """The round whose model clients are to evaluate next."""
     model: State = dataclasses.field(init=False)
@@ -106,6 +56,11 @@ class Network:
     """What is sent along with it, where the method's clients use that."""
     _as_sent: tuple[Tensor, Rest] = dataclasses.field(init=False)
     """The same, as uploads are compared with it."""
+    _arrays: ArrayRecord | None = None  # the same, as Flower has it
+    _content: RecordDict | None = None  # what nodes are sent in this version, once somebody was
+    _nodes: Sequence[int] = ()  # those that are to be sent something just now
+    _left_out: frozenset[int] = frozenset()  # those that `configure_train` has left out in this version
+    _messages: deque[str] = dataclasses.field(default_factory=deque)  # to which replies are outstanding
     _origin: float = 0.0
     _refreshed: float = -math.inf
 
@@ -123,9 +78,11 @@ class Network:
     def _publish(self) -> None:
         """Make the server's model the current version, rounded to the types in which it travels."""
         self.model = self.wire.join(self.server.model, self.rest)
+        self._arrays = self._content = None
+        self._left_out = frozenset()
         try:
             self._as_sent = self.wire.split(self.model)
-            if self.exchange.of_mail is not None:
+            if MAIL in self.exchange.screens:
                 self.mail = sent_along(self.server.strategy, self.wire.num_params).clone()
                 if not bool(torch.isfinite(self.mail).all()):
                     raise Rejected("what is sent along holds NaN or infinity")
@@ -133,36 +90,47 @@ class Network:
             self.server.diverge(self.server.round, f"the model diverged in round {self.server.round} ({error})")
 
     @property
-    def shown(self) -> State:
-        """What is evaluated on the server and kept as the result: the model, or its moving average."""
-        return self.model if self.server.averaged is None else self.wire.join(self.server.shown, self.rest)
+    def arrays(self) -> ArrayRecord:
+        """The current version, as Flower has it."""
+        if self._arrays is None:
+            self._arrays = as_record(self.model)
+        return self._arrays
 
-    def next(self) -> Iterator[tuple[Server, Arrivals]]:
-        """Wait for the uploads that close a round: exactly K, or fewer past the deadline."""
+    @property
+    def shown(self) -> ArrayRecord:
+        """What is evaluated on the server and kept as the result: the model, or its moving average."""
+        averaged = self.server.averaged is not None
+        return as_record(self.wire.join(self.server.shown, self.rest)) if averaged else self.arrays
+
+    def wait(self) -> Sequence[Arrival]:
+        """Wait for the uploads that close a round: exactly K, or fewer past the deadline; none if it never will."""
         while (taken := self._poll()) is None:
             if reason := self.exchange.hopeless():
                 self.server.diverge(self.exchange.version, reason)
-                return
+                return ()
             self.options.clock.sleep(self.options.poll_interval)
         self.taken = taken
+        return taken
+
+    def next(self) -> Iterator[tuple[Server, Arrivals]]:
+        """Deliver the uploads that were waited for, and open the next round."""
+        taken, part = self.taken, ["delta", "mail"]
+        uploads = [arrival.upload for arrival in taken]
         clients = [arrival.client for arrival in taken]
         staleness = [self.exchange.version - arrival.version + 1 for arrival in taken]
-        deltas = torch.stack([arrival.upload.delta for arrival in taken])
-        examples = torch.tensor([arrival.upload.num_examples for arrival in taken], dtype=torch.float64)
-        mail = [arrival.upload.mail for arrival in taken if arrival.upload.mail is not None]
-        yield (
-            self.server,
-            Arrivals(
-                deltas,
-                torch.tensor(staleness),
-                torch.tensor(clients),
-                examples,
-                mail=torch.stack(mail) if mail else None,
-                received_from=lambda: torch.stack([arrival.received for arrival in taken]),
-            ),
+        deltas, mail = ([each for upload in uploads if (each := getattr(upload, name)) is not None] for name in part)
+        self.arrivals = Arrivals(
+            torch.stack(deltas),
+            torch.tensor(staleness),
+            torch.tensor(clients),
+            torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64),
+            mail=torch.stack(mail) if mail else None,
+            statistics=torch.stack([_flat(upload.rest) for upload in uploads]) if self.rest else None,
+            received_from=lambda: torch.stack([arrival.received for arrival in taken]),
         )
+        yield self.server, self.arrivals
         self.server.keep_round(clients, staleness, [arrival.time for arrival in taken])
-        self._average_rest(examples / examples.sum())
+        self._average_rest(self.arrivals)
         self.exchange.close(taken, self.now)
         if self.server.diverged is None:
             self._publish()
@@ -170,70 +138,123 @@ class Network:
     def _poll(self) -> list[Arrival] | None:
         """Exchange messages once; return the uploads of the round if it is full."""
         if self.now - self._refreshed >= self.options.refresh_interval:
-            self.exchange.membership(self.options.patiently(self.grid.get_node_ids), self.now)
+            self.exchange.nodes.meet(self.options.patiently(self.grid.get_node_ids), self.now)
             self._refreshed = self.now
         self._send()
         self._ask_for_evaluations()  # after those who get the model to train on
-        self._receive([*self.exchange.work, *self.evaluations.pending])
+        self._receive(all_of_them=False)
         self.exchange.give_up(self.now)
         self.evaluations.take_in(self.now)
         return self.exchange.full(self.now)
 
-    def _average_rest(self, shares: Tensor) -> None:
+    def _average_rest(self, arrivals: Arrivals) -> None:
         """Average the entries that are not trained; counts grow by the average increase."""
-        for name, values in self.rest.items():
-            parts = [p * arrival.upload.rest[name] for p, arrival in zip(shares, self.taken, strict=True)]
-            mean = torch.stack(parts).sum(0)
-            self.rest[name] = values + torch.round(mean).long() if name in self.wire.counts else mean
+        if not self.rest:
+            return
+        mean = self.server.strategy.average_statistics(arrivals)
+        sizes = [values.numel() for values in self.rest.values()]
+        for (name, values), part in zip(self.rest.items(), torch.split(mean, sizes), strict=True):
+            moved = part.view(values.shape)
+            self.rest[name] = values + torch.round(moved).long() if name in self.wire.counts else moved
 
     def _send(self) -> None:
-        nodes = self.exchange.due(self.now)
-        for node, message in self._push(nodes, MessageType.TRAIN, self.exchange.version):
+        nodes = [node for node in self.exchange.nodes.due(self.now) if node not in self._left_out]
+        if not nodes:
+            return
+        self._nodes = nodes
+        if self._content is None:
+            config = self.configs[MessageType.TRAIN]
+            version, arrays = self.exchange.version, self.arrays
+            messages = [*self.options.configure_train(version, arrays, config, self.grid)]
+            to = [message.metadata.dst_node_id for message in messages]
+            require(set(to) <= set(nodes) and len(set(to)) == len(to), "configure_train() must leave out nodes only.")
+            self._content = messages[0].content if messages else None
+            self._left_out = frozenset(nodes) - set(to) if messages else frozenset()
+        else:
+            messages = self.messages(nodes, MessageType.TRAIN, self._content)
+        for node, message in self._push(messages):
             if message:
                 self.exchange.sent(node, message, self._as_sent, self.now)
+                self._messages.append(message)
             else:
                 self.exchange.fail(node, "not sent", "the network did not take the message", self.now)
+
+    def to_train(self, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """Return the messages that send the current version to the nodes that are to train."""
+        content = self.content(arrays, config, self.exchange.version)
+        if self.mail is not None:
+            write_mail(content, self.mail)
+            content[RUN] = ConfigRecord({"id": self.run})
+        return self.messages(self._nodes, MessageType.TRAIN, content)
+
+    def to_evaluate_on_clients(self, arrays: ArrayRecord, config: ConfigRecord, round_: int) -> list[Message]:
+        """Return the messages that send the current version to a share of the nodes to be evaluated."""
+        options, nodes = self.options, sorted(self.exchange.nodes.connected)
+        chosen = self.evaluations.chosen(nodes, options.fraction_evaluate, options.min_evaluate_nodes, round_)
+        return self.messages(chosen, MessageType.EVALUATE, self.content(arrays, config, round_))
+
+    def content(self, arrays: ArrayRecord, config: ConfigRecord, round_: int) -> RecordDict:
+        """Return what a node is sent: the current version, and the configuration of the round."""
+        require(
+            arrays is self.arrays, "configure_train() and configure_evaluate() must send the arrays they are given."
+        )
+        config["server-round"] = round_
+        content = RecordDict({self.options.configrecord_key: ConfigRecord(dict(config))})
+        if self.options.packed:
+            write_model(content, self.options.arrayrecord_key, self.model, self.wire.layout)
+        else:
+            content[self.options.arrayrecord_key] = arrays
+        return content
+
+    def messages(self, nodes: Iterable[int], kind: str, content: RecordDict) -> list[Message]:
+        """Return a message with the same content for each node."""
+        about: dict[str, Any] = {"ttl": self.options.message_ttl, "group_id": str(self.exchange.version)}
+        return [Message(content, node, kind, **about) for node in nodes]
 
     def _ask_for_evaluations(self) -> None:
         round_, self.to_evaluate = self.to_evaluate, None
         if round_ is not None:
-            nodes = self.options.patiently(self.grid.get_node_ids)
-            chosen = self.evaluations.chosen(nodes, self.options.fraction_evaluate, round_)
-            for node, message in self._push(chosen, MessageType.EVALUATE, round_):
+            config = self.configs[MessageType.EVALUATE]
+            messages = [*self.options.configure_evaluate(round_, self.arrays, config, self.grid)]
+            for node, message in self._push(messages):
                 if message:
-                    self.evaluations.pending[message] = round_, node, self.now
+                    self.evaluations.pending[message] = Asked(round_, node, self.now)
+                    self._messages.append(message)
 
-    def _push(self, nodes: Sequence[int], kind: str, round_: int) -> list[tuple[int, str]]:
-        """Send the current model to nodes; return these with their messages' ids, empty for those that did not go."""
-        if not nodes:
+    def _push(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
+        """Send messages; return their nodes with the messages' ids, empty for those that did not go."""
+        if not messages:
             return []
-        options = self.options
-        config = ConfigRecord({**(self.configs[kind] or {}), "server-round": round_})
-        content = RecordDict({options.configrecord_key: config})
-        write_model(content, options.arrayrecord_key, self.model, packed=options.packed)
-        if kind == MessageType.TRAIN and self.mail is not None:
-            write_mail(content, self.mail)
-            content[RUN] = ConfigRecord({"id": self.run})
-        messages = [Message(content, node, kind, ttl=options.message_ttl, group_id=str(round_)) for node in nodes]
-        ids = options.patiently(lambda: self.grid.push_messages(messages))
+        ids = self.options.patiently(lambda: self.grid.push_messages(messages))
+        nodes = [message.metadata.dst_node_id for message in messages]
         # The in-memory grid leaves out messages that it did not take, and then it is not known which those were.
         return list(zip(nodes, ids if len(ids) == len(nodes) else [""] * len(nodes), strict=True))
 
-    def _receive(self, wanted: list[str]) -> None:
-        if wanted:
-            messages = self.options.patiently(lambda: self.grid.pull_messages(wanted))
-            for message in sorted(messages, key=lambda reply: reply.metadata.created_at):
+    def _receive(self, *, all_of_them: bool) -> None:
+        """Ask once for every reply that is outstanding, in turns.
+
+        Unless `all_of_them` are wanted, stop when the round has what it needs: what is not pulled takes no memory here.
+        """
+        left, most = len(self._messages), max(4 * self.exchange.k, AT_ONCE)
+        while left > 0 and (all_of_them or not self.exchange.satisfied):
+            turn = [self._messages.popleft() for _ in range(min(most, left))]
+            left -= len(turn)
+            asked = [each for each in turn if each in self.exchange.work or each in self.evaluations.pending]
+            pulled = self.options.patiently(partial(self.grid.pull_messages, asked)) if asked else []
+            for message in sorted(pulled, key=lambda reply: reply.metadata.created_at):
                 if message.metadata.reply_to_message_id in self.evaluations.pending:
                     self.evaluations.replied(message, self.now)
                 elif work := self.exchange.settle(message.metadata.reply_to_message_id, self.now):
                     self._take_in(message, work)
+            answered = {message.metadata.reply_to_message_id for message in pulled}
+            self._messages.extend(each for each in asked if each not in answered)
 
     def _take_in(self, message: Message, work: Work) -> None:
         if message.has_error():
             self.exchange.fail(work.node, "failed", f"error {message.error.code}: {message.error.reason}", self.now)
             return
         try:
-            self.exchange.accept(work, self._upload(message.content, *work.model), self.now)
+            self.exchange.accept(work, self._upload(message, work), self.now)
             return
         except Rejected as error:
             reason = str(error)
@@ -241,33 +262,46 @@ class Network:
             reason = f"it cannot be read: {type(error).__name__}: {error}"
         self.exchange.fail(work.node, "rejected", reason, self.now)
 
-    def _upload(self, content: RecordDict, sent: Tensor, sent_rest: Rest) -> Upload:
+    def _upload(self, message: Message, work: Work) -> Upload:
+        """Return what a reply holds, checked; the message keeps everything but the arrays."""
+        assert work.model is not None  # else its reply is not wanted
+        content, options, (sent, sent_rest) = message.content, self.options, work.model
         judging = self.server.screen.judging
-        local, rest = self.wire.split(read_model(content, self.options.arrayrecord_key), finite=judging)
-        delta, moved = sent - local, {name: values - sent_rest[name] for name, values in rest.items()}
+        state = self.wire.read(content, options.arrayrecord_key, packed=options.packed)
+        local, rest = self.wire.split(state, finite=judging)
+        delta = sent - local
         if not judging and not bool(torch.isfinite(delta).all()):  # that training diverged is private
             delta = torch.zeros_like(delta)
-        for name in self.wire.counts:
-            rest[name] = moved.pop(name)
-            if bool((rest[name].double().abs() > MOST_EXAMPLES).any()):
+        for name in self.wire.counts & rest.keys():
+            grown = rest[name].double() - sent_rest[name].double()  # which cannot overflow
+            if bool((grown.abs() > MOST_EXAMPLES).any()):
                 raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
-        norm = math.hypot(*(norm_of(values) for values in (delta, *moved.values())))
-        metrics = reported(content)
-        examples = examples_in(metrics, self.options.weighted_by_key)
-        upload = Upload(delta, rest, examples, norm, identity_in(content), metrics)
+            rest[name] = grown
+        moved = [values - sent_rest[name] for name, values in rest.items() if name not in self.wire.counts]
+        lengths = {DELTA: norm_of(delta), STATISTICS: math.hypot(*map(norm_of, moved))}
+        message.content = without_arrays(content, options.weighted_by_key, options.max_examples)
+        examples = examples_in(reported(message.content), options.weighted_by_key)
+        identity = identity_in(message.content)
         if self.mail is None:
-            return upload
+            return Upload(delta, rest, examples, lengths, message, identity)
         mail = read_mail(content, self.wire.num_params, self.wire.dtype)
-        return dataclasses.replace(upload, mail=mail, first=FIRST in content.array_records[MAIL])
+        first = FIRST in content.array_records[MAIL_RECORD]
+        return Upload(delta, rest, examples, lengths | {MAIL: norm_of(mail)}, message, identity, mail, first)
 
     def finish(self) -> None:
         """Wait for evaluations that are still under way, but not too long for those of clients."""
-        self._ask_for_evaluations()
-        until = self.now + min(LAST_WAIT, self.evaluations.timeout)
-        while self.evaluations.pending and self.now < until:
-            self.options.clock.sleep(self.options.poll_interval)
-            self._receive(list(self.evaluations.pending))
-        self.evaluations.take_in(self.now, last=True)
+        last = self.server.round if self.to_evaluate is not None else None
+        for _ in range(ATTEMPTS):
+            self._ask_for_evaluations()
+            until = self.now + min(LAST_WAIT, self.evaluations.timeout)
+            while self.evaluations.pending and self.now < until:
+                self.options.clock.sleep(self.options.poll_interval)
+                self._receive(all_of_them=True)
+            self.evaluations.take_in(self.now, last=True)
+            if last is None or last in self.evaluations.result.evaluate_metrics_clientapp:
+                return
+            self.exchange.nodes.meet(self.options.patiently(self.grid.get_node_ids), self.now)
+            self.to_evaluate = last
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return the entries that are not trained; work under way belongs to a Flower run that has ended."""
@@ -280,3 +314,7 @@ class Network:
     def close(self) -> None:
         """End the evaluations' thread; evaluations that have not begun are dropped."""
         self.evaluations.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _flat(rest: Rest) -> Tensor:
+    return torch.cat([values.double().reshape(-1) for values in rest.values()])

@@ -83,11 +83,15 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, files: str) -> Iterator[None]:
-    """Create a folder for checkpoints, files that match a pattern, and hold the lock on it."""
+def claimed(folder: Path, files: str, *, private: bool = False) -> Iterator[None]:
+    """Create a folder for checkpoints, files that match a pattern, and hold the lock on it.
+
+    A `private` folder only its owner may look into.
+    """
     with contextlib.ExitStack() as lock:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700 if private else 0o777, exist_ok=True)
             lock.enter_context(locked(folder))
             remove_parts(folder, f".{files}.*")
         except BlockingIOError:

@@ -150,11 +150,10 @@ class Server:
             self.version[width:].copy_(self.strategy.mail)
 
     def _average_statistics(self, arrivals: Arrivals) -> None:
-        """Average clients' running statistics by their examples, as on a network; counts grow by the average."""
+        """Average clients' running statistics as on a network; counts grow by the average."""
         if arrivals.statistics is None or self.layout is None:
             return
-        examples = arrivals.num_examples.to(self.version.dtype)
-        mean = (examples / examples.sum()) @ arrivals.statistics
+        mean = self.strategy.average_statistics(arrivals)
         own = self.version[self.layout.size : self.layout.width]
         own.copy_(torch.where(self.layout.counts.to(own.device), own + mean.round(), mean))
 

@@ -35,14 +35,15 @@ PIECE = 1 << 20
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Give a temporary path to write to; it replaces `path` when the block succeeds, else it is removed.
 
-    The content reaches the disk before the name does, so that not even a power failure leaves half a file.
+    The content reaches the disk before the name does, so that not even a power failure leaves half a file. A `private`
+    file only its owner may read.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.touch()
+        part.touch(0o600 if private else 0o666)
         mode = part.stat().st_mode  # as the user's umask has it; some libraries make files that only the owner may read
         yield part
         part.chmod(stat.S_IMODE(mode))

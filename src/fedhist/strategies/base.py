@@ -147,6 +147,11 @@ class Strategy(nn.Module):
         """Return `Σ p_i g_i`. A :meth:`forward` that takes its mean with this method can be defended: see `robust`."""
         return weights.to(vectors.dtype) @ vectors
 
+    def average_statistics(self, arrivals: Arrivals) -> Tensor:
+        """Return the mean of the clients' running statistics by their examples, ``(S,)``, robust if the average is."""
+        assert arrivals.statistics is not None
+        return self.average(normalised(arrivals.num_examples), arrivals.statistics)
+
     @property
     def averages_plainly(self) -> bool:
         """Whether :meth:`average` is the weighted mean and has not been replaced by a robust one."""
@@ -191,6 +196,10 @@ class Wrapper(Strategy):
     def bounds_uploads(self) -> bool:
         """Whether the inner strategy bounds uploads."""
         return self.inner.bounds_uploads
+
+    def average_statistics(self, arrivals: Arrivals) -> Tensor:
+        """Return what the inner strategy makes of them."""
+        return self.inner.average_statistics(arrivals)
 
     def capturable(self) -> bool:
         """Return whether this class and the inner strategy are both free of branches."""

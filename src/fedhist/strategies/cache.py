@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhist.errors import brief, require
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Device, Strategy
 
 Bits = Literal[32, 16, 8, 4]
@@ -48,6 +49,10 @@ class UploadCache(nn.Module):
         kept = uploads if self.bits == 32 else self.last(clients, uploads.dtype)
         self.total += kept.sum(dim=0, dtype=torch.float64) - before.sum(dim=0, dtype=torch.float64)
         return before, kept
+
+    def touched(self, arrivals: Arrivals) -> dict[str, Tensor]:
+        """Return the rows that a round has written."""
+        return {"rows": arrivals.clients} | ({"scales": arrivals.clients} if self.bits < 16 else {})
 
     def mean(self, dtype: torch.dtype) -> Tensor:
         """Return `h̄ = 1/N·Σ_j h_j`, ``(P,)``: clients that have never uploaded count as zero."""

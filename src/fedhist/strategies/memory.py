@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhist.store.arrays import checksum
+from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
 
 
@@ -37,6 +38,20 @@ def buffer_bytes(strategy: Strategy, num_clients: int, k: int, num_params: int, 
         ready = prepared(strategy, num_clients, k, num_params, dtype, torch.device("meta"))
         return sum(buffer.numel() * buffer.element_size() for buffer in ready.buffers())
     return 0
+
+
+def touched_rows(strategy: Strategy, arrivals: Arrivals) -> dict[str, Tensor]:
+    """Return the buffers of which a round has written some rows only, by name, and these rows.
+
+    They are those that a strategy or a part of it declares with a method ``touched(arrivals)``, which may name rows
+    that were not written after all. A checkpoint saves all other buffers whole.
+    """
+    found: dict[str, Tensor] = {}
+    for path, module in strategy.named_modules():
+        declared = getattr(module, "touched", None)
+        own = {} if declared is None else declared(arrivals)
+        found |= {f"{path}.{name}".lstrip("."): rows for name, rows in own.items()}
+    return found
 
 
 def outside_buffers(strategy: Strategy) -> dict[str, object]:

@@ -43,3 +43,13 @@ class NormClip(Defence):
             longest = longest.clamp_max(self.bound)
         clipped = arrivals.deltas * clip_factor(norms, longest, arrivals.deltas.dtype)[:, None]
         return super().forward(replace(arrivals, deltas=clipped, validate=False))
+
+    def average_statistics(self, arrivals: Arrivals) -> Tensor:
+        """Return the inner strategy's mean of statistics that are at most the usual distance from the middle."""
+        statistics = arrivals.statistics
+        assert statistics is not None
+        middle = statistics.median(dim=0).values
+        away = statistics - middle
+        norms = away.norm(dim=1)
+        near = middle + away * clip_factor(norms, self.ratio * norms.median(), away.dtype)[:, None]
+        return super().average_statistics(replace(arrivals, statistics=near, validate=False))

@@ -51,6 +51,12 @@ class RobustAverage(Defence):
         pieces = torch.split(vectors, max(1, AT_ONCE // len(vectors)), dim=1)
         return total * torch.cat([self.robust(weights, piece) for piece in pieces])
 
+    def average_statistics(self, arrivals: Arrivals) -> Tensor:
+        """Return the robust average of the clients' running statistics."""
+        mean = super().average_statistics(arrivals)
+        self._called = False  # it does not count for the next round's update
+        return mean
+
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the update of the inner strategy; raise if it did not use the robust average."""
         update = super().forward(arrivals)

@@ -52,10 +52,17 @@ class Krum(Defence):
 
     def forward(self, arrivals: Arrivals) -> Tensor:
         """Return the inner strategy's update from the trusted uploads; the weight of the others is 0."""
-        scores = krum_scores(arrivals.deltas, self.f)
-        trusted = scores.argsort(stable=True)[: self.kept].sort().values
+        trusted = self.trusted(arrivals)
         update = super().forward(arrivals.only(trusted))
         if self.last_weights is not None:
-            weights = self.last_weights.to(scores.dtype)
-            self.last_weights = torch.zeros_like(scores).index_copy_(0, trusted, weights)
+            weights = self.last_weights.double()
+            self.last_weights = weights.new_zeros(len(arrivals)).index_copy_(0, trusted, weights)
         return update
+
+    def trusted(self, arrivals: Arrivals) -> Tensor:
+        """Return the places of the uploads with the lowest scores."""
+        return krum_scores(arrivals.deltas, self.f).argsort(stable=True)[: self.kept].sort().values
+
+    def average_statistics(self, arrivals: Arrivals) -> Tensor:
+        """Return the mean of the statistics that come with trusted uploads."""
+        return super().average_statistics(arrivals.only(self.trusted(arrivals)))

@@ -210,6 +210,14 @@ class FedHist(Strategy):
         self.fresh.index_fill_(0, oldest, 0)  # the slot is the next version's
         self.support.index_fill_(0, oldest, 0)
 
+    def touched(self, arrivals: Arrivals) -> dict[str, Tensor]:
+        """Return the slots that a round has written: its own, those of its uploads' versions, and the one cleared."""
+        now, oldest = (self.round - 1) % self.rounds_kept, self.round % self.rounds_kept
+        version = (self.round - arrivals.staleness) % self.rounds_kept
+        fresh = torch.cat([version, oldest, torch.full_like(oldest, self.rounds_kept)])
+        slots = {"G": now} if self.egs else {}
+        return slots | ({"L": now, "fresh": fresh} if self.haa else {})
+
     def trace(self) -> dict[str, Tensor]:
         """Return the clients' utilities, and the sums over all rounds of the update's length before and after INA."""
         return ({"utility": self.utility} if self.haa else {}) | super().trace()

@@ -1,0 +1,198 @@
+"""A K-async server's state in its checkpoint's folder: written round by round, resumed, and read when it is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from flwr.app import ConfigRecord, MetricRecord
+from torch import Tensor
+
+from fedhist.errors import FedHistError, InvalidInput, reason, require, whole
+from fedhist.flower.exchange import DELTA, MAIL
+from fedhist.options import options_of, values_of
+from fedhist.simulation.checkpoint import NOT_DESCRIBED
+from fedhist.simulation.trial import ServerOptions
+from fedhist.store.history import MOST_CLIENTS
+from fedhist.store.journal import Journal, read
+from fedhist.strategies import Private, Strategy
+from fedhist.strategies.memory import touched_rows
+
+if TYPE_CHECKING:
+    from fedhist.flower.session import Session
+
+CHECKPOINT = "kasync.safetensors"
+KINDS = ("a checkpoint of a K-async server, 6", "a checkpoint of a K-async server, 5")
+"""What a checkpoint is, now and in earlier versions that are still read."""
+MOST = 10**9
+"""Clients and rounds of a run, at most; tables of that length are made when one is resumed."""
+METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+"""The parts of Flower's result that a checkpoint keeps."""
+GROWING = ("events", "evaluations", *METRICS, "rows.", "traces.", "per_client.")
+"""What only grows from round to round."""
+BYTES = "bytes"
+
+State = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def privates(strategy: Strategy) -> list[Private]:
+    """Return the parts of a strategy that account for privacy, the outermost first."""
+    return [part for part in strategy.modules() if isinstance(part, Private)]
+
+
+def read_state(folder: Path) -> State | None:
+    """Return the run in a folder, in today's form; None if there is none."""
+    if not (folder / CHECKPOINT).exists():
+        return None
+    tensors, state = read(folder / CHECKPOINT, KINDS, GROWING)
+    try:
+        if "evaluations" not in state:
+            state = _of_version_5(state)
+        counts = whole("expected", state["expected"], 0), whole("round", state["server"]["round"], 0)
+        require(max(counts) < MOST, "its numbers are absurd")
+        require(isinstance(state["run"], str), "its run has no name")
+    except (KeyError, TypeError, AttributeError, InvalidInput) as error:
+        raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
+    return tensors, state
+
+
+def _of_version_5(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state that a checkpoint of version 5 holds, in today's form."""
+    server = dict(state["server"])
+    lists = {name: server.pop(name) for name in ("events", "evaluations")}
+    lists |= {name: [[int(r), values] for r, values in state[name].items()] for name in METRICS}
+    screens = {DELTA: server.pop("screen")} | ({} if state["mail"] is None else {MAIL: state["mail"]})
+    return {**state, **lists, "server": server, "screens": screens, "configs": {}}
+
+
+class Saved:
+    """The checkpoint of a session."""
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self._session, self.folder = session, folder
+        self._journal = Journal(folder / CHECKPOINT, KINDS[0], GROWING)
+        self.round = 0
+        """The last round that is known to be on the disk."""
+        self._begun = 0
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a run that was saved can be resumed as this one."""
+        for name, value in self._described().items():
+            if (stored := state.get(name)) != value:
+                held = f"{self.folder} holds a run with {name}={stored!r}"
+                raise FedHistError(f"{held}, this one has {value!r}; use another folder.")
+        before, now = state.get("num_clients"), self._session.options.num_clients
+        fits = before == now or (before is not None and now is not None and now > before)
+        if not fits:
+            held = f"{self.folder} holds a run with num_clients={before!r}, this one has {now!r}"
+            raise FedHistError(f"{held}; a run may be resumed with more clients, else use another folder.")
+
+    def _described(self) -> dict[str, Any]:
+        """Return what must be the same when a run is resumed."""
+        options, wire = self._session.options, self._session.wire
+        return {
+            "method": options.method.name,
+            "authenticated": options.authenticated,
+            "privacy": [[part.noise_multiplier, part.clip, part.noise] for part in privates(options.method.strategy)],
+            **{name: values_of(options)[name] for name in options_of(ServerOptions) if name not in NOT_DESCRIBED},
+            "entries": [[name, kind, list(shape)] for name, (kind, shape) in wire.shapes.items()],
+            "trained": wire.trained,
+        }
+
+    def begin(self) -> None:
+        """Save the round that was closed just now, while the next one is under way."""
+        session, source = self._session, self._session.source
+        session.server.refuse_hidden_state()
+        tensors, facts = session.server.state()
+        lists = {name: facts.pop(name) for name in ("events", "evaluations")}
+        for name in METRICS:
+            lists[name] = [[r, dict(values)] for r, values in getattr(session.result, name).items()]
+        facts.pop("screen")
+        accounts = source.exchange.accounts
+        state = self._described() | lists | {
+            "num_clients": session.options.num_clients,
+            "expected": session.expected,
+            "server": facts,
+            "elapsed": source.now,
+            "clients": dict(source.exchange.numbers),
+            "admitted": sorted(accounts.admitted) if accounts else [],
+            "run": source.run,
+            "screens": {part: screen.state() for part, screen in source.exchange.screens.items()},
+            "configs": {kind: _as_json(config) for kind, config in source.configs.items()},
+        }  # fmt: skip
+        arrivals = source.arrivals
+        rows = {} if arrivals is None else touched_rows(session.server.strategy, arrivals)
+        rows = {f"strategy.{name}": where for name, where in rows.items()}
+        self._journal.write({**tensors, **source.state()[0]}, state, rows)
+        self._begun = session.server.round
+
+    def wait(self) -> None:
+        """Return when all that was begun is on the disk; raise an OSError if it could not be written."""
+        self._journal.wait()
+        self.round = self._begun
+
+    def close(self) -> None:
+        """Write what was begun, and end."""
+        self._journal.close()
+
+    def restore(self, tensors: dict[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Let the session continue where the one before was."""
+        session, source = self._session, self._session.source
+        try:
+            tensors = _with_more_clients(tensors, session.server.state()[0], state["num_clients"], session.room)
+            lists = {name: state[name] for name in ("events", "evaluations")}
+            exchange = source.exchange
+            session.server.restore(tensors, state["server"] | lists | {"screen": state["screens"][DELTA]})
+            source.restore([tensors])
+            for part in exchange.screens.keys() & state["screens"].keys() - {DELTA}:
+                exchange.screens[part].restore(state["screens"][part])
+            exchange.numbers.restore(state["clients"])
+            if exchange.accounts is not None:
+                exchange.accounts.admitted.update(state["admitted"])
+            self.round = self._begun = session.server.round
+            for name in METRICS:
+                setattr(session.result, name, {int(r): MetricRecord(values) for r, values in state[name]})
+            for kind, config in state["configs"].items():
+                source.configs[kind].update(_from_json(config))
+            source.evaluations.resume()
+            source.begin(float(state["elapsed"]))
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
+            raise FedHistError(f"{self.folder} holds a run that cannot be resumed: {reason(error)}.") from error
+        exchange.note(source.now, "resumed")
+
+
+def _with_more_clients(
+    tensors: Mapping[str, Tensor], fresh: Mapping[str, Tensor], before: int | None, now: int
+) -> dict[str, Tensor]:
+    """Return the tensors of a run with room for more clients, about whom nothing is known yet."""
+    if before is None or before == now:
+        return dict(tensors)
+    found = dict(tensors)
+    for name, like in fresh.items():
+        old = tensors.get(name)
+        grown = (
+            old is not None and old.dim() and old.shape[1:] == like.shape[1:] and (len(old), len(like)) == (before, now)
+        )
+        if name.startswith("strategy.") and old is not None and grown:
+            found[name] = like.clone()
+            found[name][:before] = old
+    # Where there are many, histories keep a sample of the clients, which is another one now.
+    for name, table in tensors.items():
+        if name.startswith(("traces.", "per_client.")) and now > MOST_CLIENTS:
+            del found[name]
+        elif name.startswith(("traces.", "per_client.")) and table.dim() == 2 and table.shape[1] == before:
+            empty = 0.0 if name.startswith("traces.") else torch.nan
+            found[name] = torch.nn.functional.pad(table, (0, now - before), value=empty)
+    return found
+
+
+def _as_json(config: ConfigRecord) -> dict[str, Any]:
+    """Return a configuration as JSON has it."""
+    return {name: {BYTES: value.hex()} if isinstance(value, bytes) else value for name, value in config.items()
+            if not (isinstance(value, list) and any(isinstance(each, bytes) for each in value))}  # fmt: skip
+
+
+def _from_json(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: bytes.fromhex(value[BYTES]) if isinstance(value, dict) else value for name, value in config.items()}
