@@ -115,6 +115,7 @@ class Exchange:
         self.screens, self.k, self._note = screens, k, note
         self.patience, self.max_round_wait, self.max_staleness = patience, max_round_wait, max_staleness
         self.accounts, self._names = accounts, names and accounts is None
+        self._at_work = num_clients if concurrency is None else concurrency
         self.nodes = Nodes(self.note, k, concurrency, accounts)
         self.numbers = Numbers(num_clients, self.nodes)
         if accounts is not None:
@@ -122,6 +123,8 @@ class Exchange:
         self.version, self.opened = 1, 0.0
         self.work: dict[str, Work] = {}
         """By message, in the order in which they were sent: what is under way."""
+        self.models, self.uploads = 0, 0
+        """How many models were sent, and how many uploads came back, accepted or not."""
         self._settled: deque[str] = deque(maxlen=10_000)  # messages that were answered or given up
         self._waiting: list[Arrival] = []
 
@@ -138,12 +141,17 @@ class Exchange:
     @property
     def satisfied(self) -> bool:
         """Whether as many uploads wait as it takes to close the round."""
-        own = self.screens[DELTA]
-        return len(self._waiting) >= (max(self.k, own.first) if own.waits else self.k)
+        return len(self._waiting) >= (max(self.k, self._first) if self.screens[DELTA].waits else self.k)
+
+    @property
+    def _first(self) -> int:
+        """How many uploads must be there before the first one is judged: not more than there are nodes at work."""
+        return min(self.screens[DELTA].first, self._at_work)
 
     def sent(self, node: int, message: str, model: tuple[Tensor, Rest], time: float) -> None:
         """Record that a node was sent the current version."""
         self.work[message] = Work(node, self.version, model, time)
+        self.models += 1
         self.nodes.begin(node)
 
     def settle(self, message: str, time: float) -> Work | None:
@@ -272,10 +280,10 @@ class Exchange:
         for screen in beginning.values():
             screen.clients = len(self.nodes.connected)
         late = late or time - self.opened >= self.patience or not own.waits  # other parts may well be zero at first
-        if len(self._waiting) < own.first and not late:
+        if len(self._waiting) < self._first and not late:
             return False
-        if own.waits and len(self._waiting) < own.first:
-            self.note(time, "judged early", uploads=len(self._waiting), wanted=own.first)
+        if own.waits and len(self._waiting) < self._first:
+            self.note(time, "judged early", uploads=len(self._waiting), wanted=self._first)
         for part, screen in beginning.items():
             screen.begin(arrival.upload.lengths[part] for arrival in self._waiting)
         waiting, self._waiting = self._waiting, []

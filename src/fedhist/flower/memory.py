@@ -42,9 +42,7 @@ def planned(options: KAsync, method: Strategy, wire: Wire, expected: int, room: 
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = sum(parts.values())
     if strategy > there:
-        what = (
-            f"{options.method.name} would keep {in_units(strategy)} for {room:,} clients of {num_params:,} parameters"
-        )
+        what = f"{options.method.name} would keep {in_units(strategy)} for {room:,} clients"
         raise InvalidInput(f"{what}, and this machine has {in_units(there)} of memory; {_remedies(options)}.")
     yield f"memory: about {in_units(needed)} of the {in_units(there)} there are"
     for what, size in parts.items():

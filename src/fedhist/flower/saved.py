@@ -116,6 +116,7 @@ class Saved:
             "expected": session.expected,
             "server": facts,
             "elapsed": source.now,
+            "traffic": [source.exchange.models, source.exchange.uploads],
             "clients": dict(source.exchange.numbers),
             "admitted": sorted(accounts.admitted) if accounts else [],
             "run": source.run,
@@ -149,6 +150,7 @@ class Saved:
             for part in exchange.screens.keys() & state["screens"].keys() - {DELTA}:
                 exchange.screens[part].restore(state["screens"][part])
             exchange.numbers.restore(state["clients"])
+            exchange.models, exchange.uploads = map(int, state.get("traffic", (0, 0)))
             if exchange.accounts is not None:
                 exchange.accounts.admitted.update(state["admitted"])
             self.round = self._begun = session.server.round

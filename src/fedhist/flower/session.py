@@ -219,13 +219,15 @@ class Session:
         history, clients = server.history, len(source.exchange.numbers)
         history.task, history.wall_seconds = f"Flower, {clients} clients", source.now
         mail = 0 if source.mail is None else source.mail.nbytes
+        size = sum(values.nbytes for values in source.model.values()) + mail
         model = {} if server.diverged else self.wire.join(server.shown, source.rest)
         history.model = {name: torch.from_numpy(values) for name, values in model.items()} or None
         history.setting = {
             "clients": clients,
             **{name: value for name, value in values_of(self.options).items() if value is not None},
             "parameters": self.wire.num_params,
-            "bytes_per_upload": sum(values.nbytes for values in source.model.values()) + mail,
+            "bytes_per_upload": size,
+            "bytes_per_download": size,
         }
         return history
 

@@ -129,7 +129,8 @@ class Network:
             received_from=lambda: torch.stack([arrival.received for arrival in taken]),
         )
         yield self.server, self.arrivals
-        self.server.keep_round(clients, staleness, [arrival.time for arrival in taken])
+        costs = {"closed": self.now, "sent": self.exchange.models, "received": self.exchange.uploads}
+        self.server.keep_round(clients, staleness, [arrival.time for arrival in taken], costs)
         self._average_rest(self.arrivals)
         self.exchange.close(taken, self.now)
         if self.server.diverged is None:
@@ -250,6 +251,7 @@ class Network:
             self._messages.extend(each for each in asked if each not in answered)
 
     def _take_in(self, message: Message, work: Work) -> None:
+        self.exchange.uploads += not message.has_error()
         if message.has_error():
             self.exchange.fail(work.node, "failed", f"error {message.error.code}: {message.error.reason}", self.now)
             return
