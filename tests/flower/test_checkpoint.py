@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,8 @@ import fedhist as fh
 from fedhist.flower import received, reply
 from fedhist.flower.saved import CHECKPOINT
 from fedhist.store.journal import Journal
-from tests.flower.grid import FakeGrid
-from tests.flower.helpers import Killed, final, kill_in, kinds, moved, network, run
+from tests.flower.grid import Behaviour, FakeGrid
+from tests.flower.helpers import Killed, final, kasync, kill_in, kinds, moved, network, run
 
 
 def three() -> FakeGrid:
@@ -140,3 +142,107 @@ def test_a_strategy_with_hidden_state_cannot_be_saved(tmp_path: Path) -> None:
 
     with pytest.raises(fh.InvalidInput, match="changes its attribute 'rounds', which is not a buffer"):
         run(two(), strategy=Counts(), checkpoint=tmp_path)
+
+
+OLD = Path(__file__).parent / "old"
+"""Runs of 0.1.0's development, killed after the fourth of six rounds, and how they end when they are resumed."""
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("plain", "fedavg"), ("ema", "fedavg"), ("fedhist", "fedhist"), ("ca2fl", "ca2fl")]
+)
+def test_a_run_of_an_earlier_version_is_resumed(name: str, strategy: str, tmp_path: Path) -> None:
+    def client(by: float, identity: str) -> Behaviour:
+        def work(message: Message) -> Message:
+            moved = {
+                entry: values + (1 if entry == "n" else by * torch.arange(1, values.numel() + 1).view(values.shape))
+                for entry, values in received(message).items()
+            }
+            return reply(message, moved, 10, {"loss": by}, identity=identity)
+
+        return work
+
+    def central(round_: int, _: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": round_ / 10, "loss": 1 / (1 + round_)})
+
+    shutil.copytree(OLD / name, tmp_path / name)
+    clients = {node: client(by, f"partition {node - 1}") for node, by in ((1, -1.0), (2, -2.0), (3, 0.5))}
+    start = {"w": torch.zeros(6), "running_mean": torch.zeros(2), "n": torch.tensor(5)}
+    server = run(
+        network(clients, [1.0, 2.0, 3.0]), k=3, rounds=6, strategy=strategy, num_clients=3, start=start,
+        evaluate_fn=central, checkpoint=tmp_path / name, ema=0.5 if name == "ema" else None,
+    )  # fmt: skip
+    expected = json.loads((OLD / "expected.json").read_text())[name]
+    for entry, values in expected.items():
+        assert final(server)[entry].tolist() == pytest.approx(values, rel=1e-6), entry
+    assert server.history.rounds == 6
+    assert server.history.accuracy[-3:] == pytest.approx([0.4, 0.5, 0.6])
+
+
+@pytest.mark.parametrize("strategy", ["fedhist", "ca2fl", "nowcast:bits=4", "aced", "fedhist + median"])
+def test_a_run_is_resumed_with_more_clients(strategy: str, tmp_path: Path) -> None:
+    nodes = {node: moved(-1.0 / node, identity=f"partition {node - 1}") for node in range(1, 9)}
+
+    def some(count: int) -> FakeGrid:
+        return network({node: nodes[node] for node in range(1, count + 1)})
+
+    before = run(some(4), k=3, rounds=5, strategy=strategy, num_clients=4, checkpoint=tmp_path)
+    server = run(some(8), k=3, rounds=30, strategy=strategy, num_clients=8, checkpoint=tmp_path)
+    assert server.history.rounds == 30
+    assert set(np.unique(server.history.clients[5:])) == set(range(8))
+    np.testing.assert_array_equal(server.history.clients[:5], before.history.clients)
+    fh.History.load(server.history.save(tmp_path / "out"))
+    with pytest.raises(fh.FedHistError, match="num_clients=8, this one has 7; a run may be resumed with more clients"):
+        run(some(7), k=3, strategy=strategy, num_clients=7, checkpoint=tmp_path)
+
+
+def test_private_accounts_are_kept_when_there_are_more_clients(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (pip install 'fedhist[privacy]')")
+    private = fh.Private(fh.FedAvg(), 1.0, 2.0)
+    run(two(), rounds=3, strategy=private, num_clients=2, authenticated=True, checkpoint=tmp_path)
+    server = run(two(), rounds=5, strategy=private, num_clients=4, authenticated=True, checkpoint=tmp_path)
+    assert server.session.server.strategy.spent.tolist() == [5.0, 5.0, 0.0, 0.0]  # type: ignore[union-attr]
+
+
+def test_a_round_writes_what_it_has_changed(tmp_path: Path) -> None:
+    """FedHist remembers ten rounds of two uploads; a round changes a few rows of all that."""
+    start = {"w": torch.zeros(50_000)}
+    sizes: list[tuple[int, int]] = []
+
+    def look(*_: object) -> None:
+        server.session._wait()
+        files = tmp_path / CHECKPOINT, tmp_path / "kasync.journal"
+        sizes.append(tuple(file.stat().st_size if file.exists() else 0 for file in files))  # type: ignore[arg-type]
+
+    grid = two()
+    server = kasync(grid, "fedhist:h=10", 2, checkpoint=tmp_path, on_round=look, evaluate_every=0)
+    server.start(grid, ArrayRecord(start), 5)
+    whole, written = sizes[0][0], np.diff([journal for _, journal in sizes])
+    assert whole > 50_000 * 4 * (10 * 3 + 11)  # G and L, and the sums
+    assert (written < whole / 4).all() and (written > 50_000 * 4 * 3).all()
+
+
+def test_only_the_owner_may_look_into_a_checkpoint(tmp_path: Path) -> None:
+    run(two(), rounds=3, checkpoint=tmp_path / "state")
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "state").iterdir()} == {0o600}
+
+
+def test_a_server_that_could_not_save_for_a_while_saves_everything_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Journal._append
+
+    def sometimes(self: Journal, changed: dict[str, torch.Tensor]) -> None:
+        if self._step in (3, 4):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, changed)
+
+    monkeypatch.setattr(Journal, "_append", sometimes)
+    with pytest.raises(Killed):
+        run(three(), k=3, rounds=9, strategy="fedhist", checkpoint=tmp_path, on_round=kill_in(6))
+    monkeypatch.undo()
+    resumed = run(three(), k=3, rounds=9, strategy="fedhist", checkpoint=tmp_path)
+    whole = run(three(), k=3, rounds=9, strategy="fedhist")
+    assert all(torch.equal(values, final(resumed)[name]) for name, values in final(whole).items())
+    assert [event["round"] for event in resumed.history.events if event["event"] == "not saved"]

@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from typer.testing import CliRunner
 
 import fedhist as fh
+from fedhist.command.cli import app
 from fedhist.flower import KAsync, received
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import kinds, moved, network, run
@@ -86,6 +88,84 @@ def test_an_error_of_the_evaluation_is_not_swallowed() -> None:
 
     with pytest.raises(RuntimeError, match="no test data"):
         run(network({node: moved(-1.0) for node in (1, 2)}), rounds=4, evaluate_fn=broken)
+
+
+def test_an_evaluation_that_fails_later_is_noted_and_the_last_one_tried_again() -> None:
+    tried: list[int] = []
+
+    def sometimes(round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+        tried.append(round_)
+        if round_ == 2 or tried.count(4) in (1, 2):
+            raise OSError("the disk is busy")
+        return central(round_, arrays)
+
+    server = run(network({node: moved(-1.0) for node in (1, 2)}), rounds=4, evaluate_fn=sometimes, evaluate_every=0)
+    assert tried == [0, 1, 2, 3, 4, 4, 4]
+    assert server.history.round == [1, 3, 4]
+    failed = [event for event in server.history.events if event["event"] == "evaluation failed"]
+    assert [event["after"] for event in failed] == [2, 4, 4]
+    assert failed[0]["reason"] == "OSError: the disk is busy"
+
+
+def test_the_last_model_is_evaluated_on_clients_although_they_fail_at_first() -> None:
+    asked: list[int] = []
+
+    def late(message: Message) -> Message | Error | None:
+        if message.metadata.message_type == "train":
+            return moved(-1.0)(message)
+        asked.append(1)
+        return Error(code=2, reason="out of memory") if len(asked) <= 2 else evaluates(10)(message)
+
+    server = run(network({1: late, 2: late}), rounds=3, evaluate_every=10)
+    assert server.session.result.evaluate_metrics_clientapp[3]["seen"] == -3.0
+    assert kinds(server).count("evaluation failed") == 2
+
+
+def test_without_a_central_evaluation_the_history_has_what_clients_find(tmp_path: Path) -> None:
+    def reports(accuracy: float, examples: int, identity: str) -> Behaviour:
+        train = moved(-1.0, examples, identity)
+
+        def work(message: Message) -> Message | Error | None:
+            if message.metadata.message_type == "train":
+                return train(message)
+            metrics = MetricRecord({"num-examples": examples, "accuracy": accuracy, "loss": 1 - accuracy})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+        return work
+
+    grid = network({5: reports(0.2, 10, "partition 0"), 6: reports(0.8, 30, "partition 2")})
+    server = run(grid, rounds=6, evaluate_every=2, num_clients=3, strategy="fedhist")
+    history = fh.History.load(server.history.save(tmp_path / "run"))
+    assert history.round == [2, 4, 6] and history.accuracy == pytest.approx([0.65] * 3)
+    assert history.per_client["round"].tolist() == [2, 4, 6]
+    np.testing.assert_array_equal(history.per_client["accuracy"], [[0.2, np.nan, 0.8]] * 3)
+    assert history.sent.tolist() == [2, 4, 6, 8, 10, 12] and history.received.tolist() == [2, 4, 6, 8, 10, 12]
+    assert history.cost("bytes")[-1] == (12 + 12) * 32
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_deployment_is_reported_without_a_central_evaluation(evaluated: bool, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="reports need fedhist[report]")
+    pytest.importorskip("plotly", reason="reports need fedhist[report]")
+    grid = network({node: evaluates(node) for node in (1, 2, 3)})
+    server = run(grid, rounds=6, evaluate_every=2 if evaluated else 0, strategy="fedhist", num_clients=3)
+    server.history.save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Staleness of the uploads" in page
+    assert ("The model was never evaluated in these runs." in page) == (not evaluated)
+
+
+def test_short_rounds_drive_a_simulation(tmp_path: Path) -> None:
+    grid = network({node: moved(-1.0, identity=f"partition {node - 1}") for node in (1, 2, 3)}, [1.0, 1.0, 7.0])
+    server = run(grid, k=3, rounds=8, max_round_wait=3.0, evaluate_every=0, num_clients=3)
+    deployed = fh.History.load(server.history.save(tmp_path))
+    assert (deployed.clients < 0).any()
+    task = fh.load_task("digits", clients=3, beta=1.0)
+    again = fh.simulate("refl", task, k=3, rounds=8, schedule=deployed)
+    np.testing.assert_array_equal(again.clients, deployed.clients)
+    np.testing.assert_array_equal(again.staleness, deployed.staleness)
 
 
 @pytest.mark.parametrize("metrics", [{}, {"accuracy": float("nan")}, {"loss": [1.0, 2.0]}, {"auc": 1e300}])

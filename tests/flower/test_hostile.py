@@ -72,7 +72,9 @@ def test_a_defence_covers_statistics(defence: str) -> None:
     if "krum" in defence:  # which judges by the update
         clients[9] = _other_update(normed(mean=0.5, var=0.0))
     plain = final(run(network(clients), k=5, rounds=1, start=BATCHNORM, evaluate_every=0))
-    after = final(run(network(clients), k=5, rounds=1, start=BATCHNORM, strategy=f"fedavg + {defence}", evaluate_every=0))
+    after = final(
+        run(network(clients), k=5, rounds=1, start=BATCHNORM, strategy=f"fedavg + {defence}", evaluate_every=0)
+    )
     assert plain["running_mean"].tolist() == pytest.approx([0.18] * 3) and plain["running_var"][0] == pytest.approx(0.8)
     assert after["running_mean"].tolist() == pytest.approx([0.1] * 3, abs=1e-3)
     assert after["running_var"].tolist() == pytest.approx([1.0] * 3, abs=1e-3)

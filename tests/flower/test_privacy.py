@@ -15,7 +15,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (pip
 from flwr.app import Message, MetricRecord
 
 import fedhist as fh
-from fedhist.flower import KAsync, privatise, received, reply
+from fedhist.flower import privatise, received, reply
 from fedhist.strategies.private import gaussian_epsilon
 from tests.flower.grid import Behaviour
 from tests.flower.helpers import START, final, moved, network, run

@@ -205,6 +205,7 @@ def test_the_history_says_what_the_run_was() -> None:
         "max_round_wait": 9.0,
         "parameters": 8,
         "bytes_per_upload": 32,
+        "bytes_per_download": 32,
     }
     model = server.history.model
     assert model is not None and model["w"].tolist() == [-0.5] * 4
@@ -227,7 +228,10 @@ def test_the_history_says_what_the_run_was() -> None:
         ({"max_examples": 0}, "max_examples must be positive"),
         ({"min_evaluate_nodes": -1}, "min_evaluate_nodes must be at least 0"),
         ({"train_metrics_aggr_fn": 3}, "train_metrics_aggr_fn must be a function"),
-        ({"fraction_train": 0.5}, "fraction_train=0.5 has no meaning here, for nodes do not train in common rounds; give"),
+        (
+            {"fraction_train": 0.5},
+            "fraction_train=0.5 has no meaning here, for nodes do not train in common rounds; give",
+        ),
         ({"min_train_nodes": 2}, "min_train_nodes=2 has no meaning here, for a round has exactly k uploads; give k"),
         ({"strategy": "fedhits"}, "did you mean 'fedhist'"),
         ({"on_round": 3}, "on_round must be a function"),

@@ -182,7 +182,9 @@ def test_waiting_for_replies_looks_at_those_that_are_overdue_only() -> None:
 
 def test_a_plan_that_cannot_fit_is_refused_with_figures(tmp_path: Path) -> None:
     start = {"w": torch.zeros(1000)}
-    with pytest.raises(fh.InvalidInput, match=r"CA2FL would keep .* TB for 1,000,000,000 clients, and this machine has"):
+    with pytest.raises(
+        fh.InvalidInput, match=r"CA2FL would keep .* TB for 1,000,000,000 clients, and this machine has"
+    ):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=10**9, start=start)
     with pytest.raises(fh.InvalidInput, match=r"memory_dtype=bfloat16 halves it, sketch=4096 keeps sketches"):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="fedhist:h=1000000000", num_clients=10**9, start=start)

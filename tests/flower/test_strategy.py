@@ -165,7 +165,9 @@ def test_a_function_that_fails_at_metrics_does_not_end_the_run() -> None:
 def test_flowers_strategies_for_privacy_on_the_server_are_refused() -> None:
     around = DifferentialPrivacyServerSideFixedClipping(KAsync("fedavg", 2), 1.0, 1.0, 2)
     grid = network({1: moved(-1.0), 2: moved(-1.0)})
-    with pytest.raises(fh.FedHistError, match=r"KAsync takes its rounds in start\(\) and not in those of another strat"):
+    with pytest.raises(
+        fh.FedHistError, match=r"KAsync takes its rounds in start\(\) and not in those of another strat"
+    ):
         around.start(grid, ArrayRecord(dict(START)), 1)
 
 

@@ -134,7 +134,9 @@ def test_damage_in_the_middle_is_told(path: Path) -> None:
     content = bytearray(journal_of(path).read_bytes())
     content[100] ^= 1
     journal_of(path).write_bytes(content)
-    with pytest.raises(fh.FedHistError, match=r"state.journal does not fit state.safetensors, or it is damaged: its ch"):
+    with pytest.raises(
+        fh.FedHistError, match=r"state.journal does not fit state.safetensors, or it is damaged: its ch"
+    ):
         read(path, [KIND], GROWING)
 
 

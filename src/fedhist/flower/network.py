@@ -89,7 +89,9 @@ class NetworkOptions(Strategy):
         whole("min_evaluate_nodes", self.min_evaluate_nodes, 0)
         if self.concurrency is not None:
             fits = whole("concurrency", self.concurrency, 1) >= k
-            require(fits, f"k={k} uploads a round need at least as many nodes at work, got concurrency={self.concurrency}.")
+            require(
+                fits, f"k={k} uploads a round need at least as many nodes at work, got concurrency={self.concurrency}."
+            )
         for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
             require(callable(getattr(self, name)), f"{name} must be a function, got {getattr(self, name)!r}.")
         for name, instead in (("fraction_train", "concurrency"), ("min_train_nodes", "k")):

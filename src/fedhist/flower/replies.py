@@ -97,4 +97,3 @@ def identity_in(content: RecordDict) -> str | None:
 def _records(content: RecordDict) -> Iterator[ConfigRecord | MetricRecord]:
     yield from content.config_records.values()
     yield from content.metric_records.values()
-

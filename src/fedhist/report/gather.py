@@ -163,7 +163,6 @@ def _read(folder: Path) -> Run:
     history = History.load(folder)
     if not history.diverged:
         require(bool((history.clients >= 0).any()), f"{folder} holds a run without uploads.")
-        require(len(history.evaluations) > 0, f"{folder} holds a run that was never evaluated.")
     setting = {"task": history.task} | history.setting | {"task": history.task}
     setting.setdefault("k", history.clients.shape[1])
     setting.setdefault("rounds", history.rounds)

@@ -47,10 +47,14 @@ def course_of(histories: Sequence[History], measure: Measure) -> Course:
 Courses = Mapping[str, Course]
 
 
-def curves(section: Section) -> Figure:
+def curves(section: Section) -> Figure | str:
     """Draw the metrics against their cost."""
     measures = section.group.measures[:MOST_METRICS]
-    courses = [{m: course_of(section.runs[m], measure) for m in section.methods} for measure in measures]
+    evaluated = {m: [each for each in section.runs[m] if each.evaluations] for m in section.methods}
+    evaluated = {method: histories for method, histories in evaluated.items() if histories}
+    if not evaluated:
+        return "The model was never evaluated in these runs."
+    courses = [{m: course_of(each, measure) for m, each in evaluated.items()} for measure in measures]
     axes, unit = _horizontal(section, courses[0])
     data, moved = [], dict[str, list[fig.Plot]]((name, []) for name in axes)
     for method, course in courses[0].items():
@@ -197,7 +201,7 @@ def final_by_seed(section: Section) -> Figure | str:
 
 def final_classes(history: History) -> list[float] | None:
     """Return the accuracy on each class after the last round, in percent; None where it was not recorded."""
-    each = history.evaluations[-1].per_class
+    each = history.evaluations[-1].per_class if history.evaluations else []
     return [np.nan if value is None else 100 * value for value in each] if each else None
 
 

@@ -61,7 +61,7 @@ def _row(method: str, histories: Sequence[History], target: float | None) -> Row
     final, best = over(last(history, measure) for history in live), over(history.best() for history in live)
     values = {each: over(last(history, each) for history in live) for each in others(histories[0])}
     stale = [history.staleness_between(0, history.rounds)[0] for history in live]
-    private = max(known(history.evaluations[-1].epsilon for history in live), default=None)
+    private = max(known(history.evaluations[-1].epsilon for history in live if history.evaluations), default=None)
     ends = *final, *best, *over(map(worst_clients, live))
     costs = {axis: spent(live, target, axis) for axis in ("time", "work")}
     return Row(*runs, measure, *ends, values, mean(reached), len(reached), mean(stale), private, costs)
