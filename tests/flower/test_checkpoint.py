@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 import fedhist as fh
 from fedhist.flower import received, reply
-from fedhist.flower.saved import CHECKPOINT
+from fedhist.store.deployed import CHECKPOINT
 from fedhist.store.journal import Journal
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import Killed, final, kasync, kill_in, kinds, moved, network, run

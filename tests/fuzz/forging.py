@@ -157,7 +157,7 @@ def forged_snapshot(content: bytes, random: Random) -> bytes:
         tensors[random.choice(["9.model", "model", "-1.x", "0.traces.more", "0.clock.time"])] = tensors[name].clone()
     elif name != snapshot.STATE:
         tensors[name] = forged_tensor(tensors[name], random)
-    tensors = {name: snapshot._on_cpu(tensor) for name, tensor in tensors.items()}
+    tensors = {name: snapshot.on_cpu(tensor) for name, tensor in tensors.items()}
     return save(tensors, metadata | {"blake2b": snapshot._digest(tensors)})
 
 

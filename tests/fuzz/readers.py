@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -31,8 +32,9 @@ from fedhist.paper.cells import Cell
 from fedhist.report.curves import draw_curves
 from fedhist.report.table import rows
 from fedhist.simulation.arms import as_arm
-from fedhist.store import snapshot
+from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, State, export, read_state
 from fedhist.store.files import read_bytes
+from fedhist.store.journal import Journal
 from tests.data.batches import idx, python2
 from tests.fuzz.mutations import inside_gzip, inside_zip
 from tests.world.fedscale import CPH1801, capacities
@@ -326,21 +328,31 @@ def use_checkpoint(resumed: list[fh.History], _: Path) -> None:
     assert resumed[0].evaluations == finished().evaluations
 
 
-SERVER = "a checkpoint of a server"
-STATE = {"version": 3, "expected": 5, "clients": {"node 1": 0}, "norms": [0.5]}
-
-
 def server_files(tmp: Path) -> Files:
-    tensors = {"model": torch.arange(12.0), "strategy.round": torch.tensor(7), "rest": torch.zeros(2, 0)}
-    snapshot.write(tmp / "server.safetensors", SERVER, tensors, STATE)
-    return {"server.safetensors": (tmp / "server.safetensors").read_bytes()}
+    """A server's snapshot, and a journal of three more rounds."""
+    shutil.copytree(Path(__file__).parents[1] / "flower" / "old" / "fedhist", tmp / "state")
+    state = read_state(tmp / "state")
+    assert state is not None
+    journal = Journal(tmp / "state" / CHECKPOINT, KINDS[0], GROWING)
+    for round_ in range(4, 8):
+        facts = state.facts | {"server": state.facts["server"] | {"round": round_}}
+        tables = {
+            name: torch.cat([t, t[-1:]][: 1 + (round_ > 4)]) for name, t in state.tensors.items() if "rows." in name
+        }
+        state = state._replace(tensors={**state.tensors, **tables}, facts=facts)
+        state.tensors["model"].add_(1)
+        journal.write(state.tensors, facts, {"strategy.G": torch.tensor([0])})
+        journal.wait()
+    journal.close()
+    return contents(tmp / "state")
 
 
-def use_server(found: tuple[dict[str, torch.Tensor], dict[str, Any]], _: Path) -> None:
-    tensors, state = found
-    assert state == STATE
-    assert int(tensors["strategy.round"]) == 7
-    assert tensors["model"].tolist() == list(range(12))
+def use_server(state: State | None, folder: Path) -> None:
+    if state is None:
+        return
+    before = folder / "model.safetensors", folder / "history"
+    assert export(folder, *before).facts["server"]["round"] <= 7
+    fh.History.load(before[1])
 
 
 def device_files(_: Path) -> Files:
@@ -392,5 +404,6 @@ READERS = {
         checkpoint_files, lambda folder: fh.simulate_many([trial()], checkpoint=folder), use_checkpoint
     ),
     "devices": Reader(device_files, read_device_files, use_devices),
-    "server": Reader(server_files, lambda folder: snapshot.read(folder / "server.safetensors", SERVER), use_server),
+    "server": Reader(server_files, read_state, use_server),
+    "forged server": Reader(server_files, read_state, use_server, forged=True),
 }

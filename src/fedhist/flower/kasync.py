@@ -19,12 +19,12 @@ from fedhist.flower.evaluation import EvaluateFn
 from fedhist.flower.mail import check_clients_half, config_of
 from fedhist.flower.metrics import checked
 from fedhist.flower.network import NetworkOptions
-from fedhist.flower.saved import CHECKPOINT
 from fedhist.flower.session import Session
 from fedhist.flower.wire import Trainable
 from fedhist.options import option
 from fedhist.simulation.checkpoint import claimed
 from fedhist.simulation.trial import ServerOptions
+from fedhist.store.deployed import CHECKPOINT
 
 if TYPE_CHECKING:
     from fedhist.store.history import History

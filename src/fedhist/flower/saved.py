@@ -10,61 +10,26 @@ import torch
 from flwr.app import ConfigRecord, MetricRecord
 from torch import Tensor
 
-from fedhist.errors import FedHistError, InvalidInput, reason, require, whole
-from fedhist.flower.exchange import DELTA, MAIL
+from fedhist.errors import FedHistError, reason
+from fedhist.flower.exchange import DELTA
 from fedhist.options import options_of, values_of
 from fedhist.simulation.checkpoint import NOT_DESCRIBED
 from fedhist.simulation.trial import ServerOptions
+from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, METRICS, State
 from fedhist.store.history import MOST_CLIENTS
-from fedhist.store.journal import Journal, read
+from fedhist.store.journal import Journal
 from fedhist.strategies import Private, Strategy
 from fedhist.strategies.memory import touched_rows
 
 if TYPE_CHECKING:
     from fedhist.flower.session import Session
 
-CHECKPOINT = "kasync.safetensors"
-KINDS = ("a checkpoint of a K-async server, 6", "a checkpoint of a K-async server, 5")
-"""What a checkpoint is, now and in earlier versions that are still read."""
-MOST = 10**9
-"""Clients and rounds of a run, at most; tables of that length are made when one is resumed."""
-METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-"""The parts of Flower's result that a checkpoint keeps."""
-GROWING = ("events", "evaluations", *METRICS, "rows.", "traces.", "per_client.")
-"""What only grows from round to round."""
 BYTES = "bytes"
-
-State = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def privates(strategy: Strategy) -> list[Private]:
     """Return the parts of a strategy that account for privacy, the outermost first."""
     return [part for part in strategy.modules() if isinstance(part, Private)]
-
-
-def read_state(folder: Path) -> State | None:
-    """Return the run in a folder, in today's form; None if there is none."""
-    if not (folder / CHECKPOINT).exists():
-        return None
-    tensors, state = read(folder / CHECKPOINT, KINDS, GROWING)
-    try:
-        if "evaluations" not in state:
-            state = _of_version_5(state)
-        counts = whole("expected", state["expected"], 0), whole("round", state["server"]["round"], 0)
-        require(max(counts) < MOST, "its numbers are absurd")
-        require(isinstance(state["run"], str), "its run has no name")
-    except (KeyError, TypeError, AttributeError, InvalidInput) as error:
-        raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
-    return tensors, state
-
-
-def _of_version_5(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that a checkpoint of version 5 holds, in today's form."""
-    server = dict(state["server"])
-    lists = {name: server.pop(name) for name in ("events", "evaluations")}
-    lists |= {name: [[int(r), values] for r, values in state[name].items()] for name in METRICS}
-    screens = {DELTA: server.pop("screen")} | ({} if state["mail"] is None else {MAIL: state["mail"]})
-    return {**state, **lists, "server": server, "screens": screens, "configs": {}}
 
 
 class Saved:
@@ -120,6 +85,7 @@ class Saved:
             "clients": dict(source.exchange.numbers),
             "admitted": sorted(accounts.admitted) if accounts else [],
             "run": source.run,
+            "history": {"metrics": session.server.history.metrics, "setting": session.setting()},
             "screens": {part: screen.state() for part, screen in source.exchange.screens.items()},
             "configs": {kind: _as_json(config) for kind, config in source.configs.items()},
         }  # fmt: skip
@@ -138,9 +104,9 @@ class Saved:
         """Write what was begun, and end."""
         self._journal.close()
 
-    def restore(self, tensors: dict[str, Tensor], state: Mapping[str, Any]) -> None:
+    def restore(self, before: State) -> None:
         """Let the session continue where the one before was."""
-        session, source = self._session, self._session.source
+        session, source, (tensors, state) = self._session, self._session.source, before
         try:
             tensors = _with_more_clients(tensors, session.server.state()[0], state["num_clients"], session.room)
             lists = {name: state[name] for name in ("events", "evaluations")}

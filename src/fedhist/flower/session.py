@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -26,11 +26,12 @@ from fedhist.flower.exchange import DELTA, MAIL, STATISTICS, Exchange
 from fedhist.flower.memory import planned
 from fedhist.flower.network import MetricsFn
 from fedhist.flower.numbers import listed
-from fedhist.flower.saved import CHECKPOINT, Saved, privates, read_state
+from fedhist.flower.saved import Saved, privates
 from fedhist.flower.source import Network
 from fedhist.flower.wire import Wire, decode
 from fedhist.options import values_of
 from fedhist.simulation.server import Server, about_recording
+from fedhist.store.deployed import CHECKPOINT, read_state, room_for
 from fedhist.store.history import History, sample
 from fedhist.store.recording import Tape, check_room
 from fedhist.strategies import FedHist, Strategy
@@ -39,9 +40,6 @@ from fedhist.strategies.screening import Rejected, Screen
 
 if TYPE_CHECKING:
     from fedhist.flower.kasync import KAsync
-
-ROOM = 1000
-"""Clients there is room for, at least, where `num_clients` is not given."""
 
 
 class Session:
@@ -67,10 +65,10 @@ class Session:
         self.saved = None if options.checkpoint is None else Saved(self, Path(options.checkpoint))
         before = None if self.saved is None else read_state(self.saved.folder)
         if self.saved is not None and before is not None:
-            self.saved.check(before[1])
-        self.expected = self._wait_for_nodes(grid) if before is None else int(before[1]["expected"])
-        self.room = room = options.num_clients or max(ROOM, 10 * self.expected)
-        rounds = num_rounds if before is None else max(num_rounds, int(before[1]["server"]["round"]))
+            self.saved.check(before.facts)
+        self.expected = self._wait_for_nodes(grid) if before is None else int(before.facts["expected"])
+        self.room = room = room_for(options.num_clients, self.expected)
+        rounds = num_rounds if before is None else max(num_rounds, int(before.facts["server"]["round"]))
         own = dataclasses.replace(options, strategy=self._strategy())
         for line in planned(options, own.method.strategy, self.wire, self.expected, room):
             log(INFO, "%s", line)
@@ -80,7 +78,7 @@ class Session:
         server = self.server = Server(own, model, room, rounds, history, tape=tape, name=options.method.name)
         self.result = Result(arrays=initial_arrays)
         exchange = self._exchange(timeout)
-        run = secrets.token_hex(8) if before is None else before[1]["run"]
+        run = secrets.token_hex(8) if before is None else before.facts["run"]
         evaluations = Evaluations(
             server, self.result, exchange.note, evaluate_fn, timeout, aggregate=options.aggregate_evaluate,
             key=options.weighted_by_key, most_examples=options.max_examples, client_of=self._client_of,
@@ -90,7 +88,7 @@ class Session:
         if before is None or self.saved is None:
             self.source.begin()
         else:
-            self.saved.restore(*before)
+            self.saved.restore(before)
 
     def _wait_for_nodes(self, grid: Grid) -> int:
         """Wait until there are enough nodes; return how many clients to expect."""
@@ -218,18 +216,23 @@ class Session:
         server, source = self.server, self.source
         history, clients = server.history, len(source.exchange.numbers)
         history.task, history.wall_seconds = f"Flower, {clients} clients", source.now
-        mail = 0 if source.mail is None else source.mail.nbytes
-        size = sum(values.nbytes for values in source.model.values()) + mail
         model = {} if server.diverged else self.wire.join(server.shown, source.rest)
         history.model = {name: torch.from_numpy(values) for name, values in model.items()} or None
-        history.setting = {
-            "clients": clients,
+        history.setting = self.setting()
+        return history
+
+    def setting(self) -> dict[str, Any]:
+        """Return what the run is, as a history has it."""
+        source = self.source
+        size = sum(values.nbytes for values in source.model.values())
+        size += 0 if source.mail is None else source.mail.nbytes
+        return {
+            "clients": len(source.exchange.numbers),
             **{name: value for name, value in values_of(self.options).items() if value is not None},
             "parameters": self.wire.num_params,
             "bytes_per_upload": size,
             "bytes_per_download": size,
         }
-        return history
 
     def _save(self) -> None:
         """Begin to save the round; where privacy is counted, wait until it is saved: nobody has been sent it yet."""

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import struct
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,8 @@ HEAD = struct.Struct("<4sQ16s")
 MARK = b"fhj1"
 SMALLEST = 1 << 20
 """Bytes that a journal may have whatever the size of the snapshot."""
+MOST_SMALL = 1 << 26
+"""Bytes that the journal of a small snapshot may have: events and evaluations may come in numbers."""
 WHOLE, TAIL, ROWS, INDEX = "whole", "tail", "rows", "index"
 """What a tensor of a record is: a new value, the end of one that has grown, or some rows and which these are."""
 
@@ -144,7 +145,9 @@ def read(path: Path, kinds: Collection[str], growing: Collection[str]) -> tuple[
     file = journal_of(path)
     try:
         step = state.get(STEP, 0)
-        for changed, values in _records(file) if file.exists() else ():
+        # It is replaced once it is as large as the snapshot, and a record is hardly larger than that.
+        most = MOST_SMALL + 3 * path.stat().st_size
+        for changed, values in _records(file, most) if file.exists() else ():
             if values[STEP] > step:
                 require(values[STEP] == step + 1, "a step is missing")
                 step += 1
@@ -157,12 +160,12 @@ def read(path: Path, kinds: Collection[str], growing: Collection[str]) -> tuple[
     return tensors, state
 
 
-def _records(file: Path) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
+def _records(file: Path, most: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
     """Return the tensors and values of each record, up to one that was cut off."""
     from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import load  # noqa: PLC0415
 
-    content = memoryview(read_bytes(file, sys.maxsize))
+    content = memoryview(read_bytes(file, most))
     at = 0
     while (body := _record(content, at)) is not None:
         at += HEAD.size + len(body)
