@@ -108,7 +108,10 @@ def played(job: tuple[str, str], given: argparse.Namespace) -> str:
         for pair in (product(setting.rates, SERVER_RATES) if given.whole else PAIRS[setting.local_steps])
     }
     best = max(tried, key=lambda pair: tried[pair])
-    runs = [run(setting, spec, best, seed, setting.rounds, given) for seed in range(given.first_seed, given.first_seed + given.seeds)]
+    runs = [
+        run(setting, spec, best, seed, setting.rounds, given)
+        for seed in range(given.first_seed, given.first_seed + given.seeds)
+    ]
     finals = [each.final for each in runs]
     spread = statistics.stdev(finals) if len(finals) > 1 else 0.0
     rare = f"{statistics.fmean(each.rare for each in runs):.1f}" if setting.rare else ""

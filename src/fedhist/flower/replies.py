@@ -1,7 +1,7 @@
 """What a reply holds besides a model: metrics, the number of examples, and who the client is. None of it is trusted."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -36,17 +36,17 @@ def examples_in(metrics: Mapping[str, Any], key: str, most: float | None = None)
 def without_arrays(content: RecordDict, key: str, most: float | None = None) -> RecordDict:
     """Return the metrics and the configuration of a reply, within limits; examples count as in :func:`examples_in`."""
     kept, names, size = RecordDict(), 0, 0
-    records: list[tuple[str, Any]] = [*content.metric_records.items(), *content.config_records.items()]
-    for name, record in records:
+    for name, record in cast(Mapping[str, Any], content).items():
+        if not isinstance(record, (MetricRecord, ConfigRecord)):
+            continue
         names += 1 + len(record)
         size += len(name) + sum(len(each) + _size(value) for each, value in record.items())
         if names > MOST_NAMES or size > MOST_BYTES:
             raise Rejected(f"its metrics and configuration hold more than {MOST_NAMES} names or {MOST_BYTES} bytes")
-        kept[name] = type(record)(dict(record))
-    if most is not None:
-        for metrics in kept.metric_records.values():
-            if isinstance(claim := metrics.get(key), (int, float)):
-                metrics[key] = min(claim, most)
+        values: dict[str, Any] = dict(record)
+        if most is not None and isinstance(record, MetricRecord) and isinstance(claim := values.get(key), (int, float)):
+            values[key] = min(claim, most)
+        kept[name] = type(record)(values)
     return kept
 
 
@@ -59,7 +59,8 @@ def _size(value: object) -> int:
 
 def reported(content: RecordDict) -> dict[str, Any]:
     """Return all metrics of a reply."""
-    return {name: value for record in content.metric_records.values() for name, value in record.items()}
+    records = (record for record in content.values() if isinstance(record, MetricRecord))
+    return {name: value for record in records for name, value in record.items()}
 
 
 def averaged(replies: Sequence[RecordDict], key: str) -> MetricRecord:
@@ -86,7 +87,7 @@ def _mean(weights: Sequence[float], values: Sequence[Any]) -> float | list[float
 
 def identity_in(content: RecordDict) -> str | None:
     """Return what a client calls itself, in any record of a reply."""
-    for record in _records(content):
+    for record in sorted(_records(content), key=lambda each: isinstance(each, MetricRecord)):
         if isinstance(record.get(IDENTITY), (str, int)):
             return printable(str(record[IDENTITY]))
         if isinstance(partition := record.get(PARTITION), int):
@@ -94,6 +95,5 @@ def identity_in(content: RecordDict) -> str | None:
     return None
 
 
-def _records(content: RecordDict) -> Iterator[ConfigRecord | MetricRecord]:
-    yield from content.config_records.values()
-    yield from content.metric_records.values()
+def _records(content: RecordDict) -> list[ConfigRecord | MetricRecord]:
+    return [record for record in content.values() if isinstance(record, (ConfigRecord, MetricRecord))]

@@ -21,6 +21,7 @@ from fedhist.flower.replies import MOST_EXAMPLES, examples_in, identity_in, repo
 from fedhist.flower.wire import Rest, State, Wire, as_record, write_model
 from fedhist.simulation.server import Server
 from fedhist.strategies.arrivals import Arrivals
+from fedhist.strategies.lengths import in_range
 from fedhist.strategies.screening import Rejected, norm_of
 
 LAST_WAIT = 60.0
@@ -120,13 +121,14 @@ class Network:
         staleness = [self.exchange.version - arrival.version + 1 for arrival in taken]
         deltas, mail = ([each for upload in uploads if (each := getattr(upload, name)) is not None] for name in part)
         self.arrivals = Arrivals(
-            torch.stack(deltas),
+            in_range(torch.stack(deltas)),
             torch.tensor(staleness),
             torch.tensor(clients),
             torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64),
             mail=torch.stack(mail) if mail else None,
             statistics=torch.stack([_flat(upload.rest) for upload in uploads]) if self.rest else None,
             received_from=lambda: torch.stack([arrival.received for arrival in taken]),
+            validate=False,  # they were when they came
         )
         yield self.server, self.arrivals
         costs = {"closed": self.now, "sent": self.exchange.models, "received": self.exchange.uploads}
@@ -270,17 +272,20 @@ class Network:
         content, options, (sent, sent_rest) = message.content, self.options, work.model
         judging = self.server.screen.judging
         state = self.wire.read(content, options.arrayrecord_key, packed=options.packed)
-        local, rest = self.wire.split(state, finite=judging)
+        local, rest = self.wire.split(state, finite=False)
         delta = sent - local
-        if not judging and not bool(torch.isfinite(delta).all()):  # that training diverged is private
-            delta = torch.zeros_like(delta)
+        length = norm_of(delta)  # which is finite if all values are
+        if not math.isfinite(length):
+            if judging:
+                raise Rejected("the model holds NaN or infinity")
+            delta, length = torch.zeros_like(delta), 0.0  # that training diverged is private
         for name in self.wire.counts & rest.keys():
             grown = rest[name].double() - sent_rest[name].double()  # which cannot overflow
             if bool((grown.abs() > MOST_EXAMPLES).any()):
                 raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
             rest[name] = grown
         moved = [values - sent_rest[name] for name, values in rest.items() if name not in self.wire.counts]
-        lengths = {DELTA: norm_of(delta), STATISTICS: math.hypot(*map(norm_of, moved))}
+        lengths = {DELTA: length, STATISTICS: math.hypot(*map(norm_of, moved))}
         message.content = without_arrays(content, options.weighted_by_key, options.max_examples)
         examples = examples_in(reported(message.content), options.weighted_by_key)
         identity = identity_in(message.content)
