@@ -6,8 +6,9 @@ the test set is for the league itself. Runs are kept in a folder and not run aga
 
     python benchmarks/small_league.py --data-dir DIR nowcast nowcast:restore=false tried:Tried:weights=root
 
-With --whole images, model and trials are the league's own: LeNet and nine pairs, on held-back data all the same. Rules that were tried on the way to Nowcast and dropped are in tried.py beside this file; docs/method-log.md has what
-came of them.
+With --whole, images, model and trials are the league's own: LeNet and nine pairs, on held-back data all the same. Rules
+that were tried on the way to Nowcast and dropped are in tried.py beside this file; docs/method-log.md has what came of
+them.
 """
 
 import argparse
