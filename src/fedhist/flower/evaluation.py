@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedhist.flower.exchange import Note
+from fedhist.flower.log import log_evaluation
 from fedhist.flower.metrics import directions, numbers_in
 from fedhist.flower.replies import averaged, examples_in, reported
 from fedhist.flower.wire import State, as_record
@@ -82,6 +83,7 @@ class Evaluations:
             round_, epsilon, future = self._central.pop(0)
             if (metrics := future.result()) is not None:
                 self.result.evaluate_metrics_serverapp[round_] = metrics
+                log_evaluation(round_, metrics)
                 self._keep(round_, metrics, epsilon)
         for message, (_, node, since) in list(self.pending.items()):
             if last or time - since > self.timeout:
@@ -90,7 +92,9 @@ class Evaluations:
         for round_, known in self._replies.items():
             self.result.evaluate_metrics_clientapp[round_] = averaged(known, self.key)
         under_way = {round_ for round_, _, _ in self.pending.values()}
-        self._replies = {round_: known for round_, known in self._replies.items() if round_ in under_way}
+        for round_ in sorted(self._replies.keys() - under_way):
+            known = self._replies.pop(round_)
+            log_evaluation(round_, self.result.evaluate_metrics_clientapp[round_], clients=len(known))
 
     def _keep(self, round_: int, metrics: MetricRecord, epsilon: float | None) -> None:
         """Keep the model's evaluation after a round in the history, if it says anything."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedhist.errors import BadUpload
 from fedhist.flower.accounts import Accounts, node_name
+from fedhist.flower.log import one_line
 from fedhist.flower.wire import Rest
 from fedhist.store.history import ACCOUNT
 from fedhist.strategies.screening import Rejected, Screen, TooLong, norm_of
@@ -125,7 +126,7 @@ class Exchange:
         short = {name: value[:LONGEST_REASON] if isinstance(value, str) else value for name, value in more.items()}
         self._note(self.version, round(time, 3), kind, **who, **short)
         facts = ", ".join(f"{name} {value}" for name, value in {"round": self.version, **who, **short}.items())
-        log(INFO if kind in QUIET_EVENTS else WARNING, "%s: %s", kind, facts)
+        log(INFO if kind in QUIET_EVENTS else WARNING, "%s: %s", kind, one_line(facts))
 
     def membership(self, connected: Collection[int], time: float) -> None:
         """Record who is connected."""

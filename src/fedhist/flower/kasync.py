@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from logging import INFO, WARNING
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedhist.errors import FedHistError, InvalidInput, flag, number, positive, r
 from fedhist.flower.accounts import Accounts
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import Exchange
+from fedhist.flower.log import dated, log_end, log_round
 from fedhist.flower.mail import check_clients_half, config_of
 from fedhist.flower.metrics import checked
 from fedhist.flower.replies import averaged
@@ -31,6 +32,7 @@ from fedhist.flower.source import Network, NetworkOptions
 from fedhist.flower.wire import Trainable, Wire, as_record, decode
 from fedhist.options import option, options_of, values_of
 from fedhist.simulation.checkpoint import NOT_DESCRIBED, claimed
+from fedhist.simulation.hooks import Hooks, OnRound, listed, watching
 from fedhist.simulation.server import Server, about_recording
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store import snapshot
@@ -87,7 +89,8 @@ class KAsync(ServerOptions, NetworkOptions):
         ``{"auc": True, "rmse": False}``. By default all numbers it returns: accuracy first, else the loss, and less is
         better for what is called loss, perplexity, mae, mse or rmse.
     on_round
-        Called after every round with its number and the history so far in a list, as in a simulation.
+        A function, or a list of functions, called after every round with its number and the history so far in a list,
+        as in a simulation. One that has a method `close` is closed when the run ends, however it ends.
     """
 
     k: int = dataclasses.field(default=10, kw_only=False, metadata=ServerOptions.__dataclass_fields__["k"].metadata)
@@ -98,7 +101,7 @@ class KAsync(ServerOptions, NetworkOptions):
     checkpoint: str | Path | None = None
     checkpoint_every: float = 0.0
     metrics: Mapping[str, bool] | None = None
-    on_round: Callable[[int, Sequence[History]], None] | None = None
+    on_round: Hooks | None = None
 
     session: Session = dataclasses.field(init=False, repr=False)
 
@@ -106,7 +109,7 @@ class KAsync(ServerOptions, NetworkOptions):
         super().__post_init__()
         require(self.bad_updates != "accept", "bad_updates='accept' is for simulations; a network may send anything.")
         k, clients, nodes, every = self.k, self.num_clients, self.min_available_nodes, self.checkpoint_every
-        wait, on_round = self.max_round_wait, self.on_round
+        wait = self.max_round_wait
         for name in ("poll_interval", "refresh_interval", "message_ttl"):
             if (value := getattr(self, name)) is not None:
                 positive(name, value)
@@ -126,7 +129,7 @@ class KAsync(ServerOptions, NetworkOptions):
         require(fits, f"record needs K uploads in every round, so max_round_wait must be None, got {wait}.")
         self._set(metrics=checked(self.metrics))
         check_clients_half(self.method, clients, recorded=self.record is not None)
-        require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
+        listed(self.on_round)
 
     @property
     def history(self) -> History:
@@ -156,9 +159,10 @@ class KAsync(ServerOptions, NetworkOptions):
         train = ConfigRecord({**(train_config or {}), **config_of(self.method)})
         configs = {MessageType.TRAIN: train, MessageType.EVALUATE: evaluate_config}
         with contextlib.ExitStack() as stack:
+            on_round = stack.enter_context(watching(self.on_round))
             if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
                 stack.enter_context(claimed(Path(self.checkpoint), CHECKPOINT))
-            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
+            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn, on_round))
             return self.session.run()
 
 
@@ -174,8 +178,9 @@ class Session:
         timeout: float,
         configs: dict[str, ConfigRecord | None],
         evaluate_fn: EvaluateFn | None,
+        on_round: OnRound | None,
     ) -> None:
-        self.options, self.num_rounds = options, num_rounds
+        self.options, self.num_rounds, self.on_round = options, num_rounds, on_round
         self._saved, self._saved_round = -math.inf, 0
         try:
             state = {name: decode(array) for name, array in initial_arrays.items()}
@@ -204,10 +209,10 @@ class Session:
         if uses_mail(options.method.objective):
             of_mail = Screen(options.bad_updates, options.max_norm_ratio, server.screen.model, room)
         wait = options.max_round_wait
-        exchange = Exchange(server.screen, server.note, options.k, room, timeout, wait, accounts, of_mail)
+        exchange = Exchange(server.screen, dated(server.note), options.k, room, timeout, wait, accounts, of_mail)
         key, metrics = options.weighted_by_key, options.metrics
         evaluations = Evaluations(server, self.result, exchange.note, evaluate_fn, timeout, key, metrics)
-        run = secrets.token_hex(8) if saved is None else saved[1]["run"]
+        history.id = run = secrets.token_hex(8) if saved is None else saved[1]["run"]
         self.source = Network(options, grid, server, exchange, evaluations, self.wire, rest, configs, run)
         if saved is None:
             self.source.begin()
@@ -242,17 +247,20 @@ class Session:
                 server.tape.begin(server.round)
             if server.round not in self.result.evaluate_metrics_serverapp:
                 source.evaluations.on_server(server.round, source.shown)
-            for round_ in range(server.round + 1, self.num_rounds + 1):
+            left = range(server.round + 1, self.num_rounds + 1)
+            for round_ in left:
                 for each, arrivals in source.next():
                     with torch.no_grad():
                         each.close(arrivals)  # Eq. 4
                 self._after(round_)
             source.finish()
+            if not left and self.on_round is not None:  # which may not have seen the last evaluation
+                self.on_round(server.round, [self.history()])
             self.result.arrays = as_record(source.shown)
             self._save()
         if server.tape is not None:
             self.history().save(server.tape.folder)
-        log(INFO, "%s: %d rounds in %.1f s, %d events", name, self.num_rounds, source.now, len(server.history.events))
+        log_end(server.history, source.now, self.result)
         return self.result
 
     def _after(self, round_: int) -> None:
@@ -263,8 +271,8 @@ class Session:
             raise server.diverged
         metrics = [(arrival.upload.num_examples, arrival.upload.metrics) for arrival in source.taken]
         self.result.train_metrics_clientapp[round_] = averaged(metrics, options.weighted_by_key)
-        who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in source.taken)
-        log(INFO, "round %d closed at %.1f s with clients %s", round_, source.now, who)
+        staleness = {arrival.client: round_ - arrival.version + 1 for arrival in source.taken}
+        log_round(round_, self.num_rounds, source.now, staleness, self.result.train_metrics_clientapp[round_])
         source.evaluations.take_in(source.now)
         server.trace(round_)
         if server.tape is not None:
@@ -276,8 +284,8 @@ class Session:
             source.to_evaluate = round_
         if last:
             source.finish()  # before `on_round`, which is to see the last evaluation
-        if options.on_round is not None:
-            options.on_round(round_, [self.history()])
+        if self.on_round is not None:
+            self.on_round(round_, [self.history()])
 
     def history(self) -> History:
         """Return the rounds so far."""
@@ -290,6 +298,7 @@ class Session:
         history.setting = {
             "clients": clients,
             **{name: value for name, value in values_of(self.options).items() if value is not None},
+            "rounds": max(self.num_rounds, server.round),
             "parameters": self.wire.num_params,
             "bytes_per_upload": sum(values.nbytes for values in source.model.values()) + mail,
         }

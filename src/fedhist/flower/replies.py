@@ -30,9 +30,12 @@ def examples_in(metrics: Mapping[str, Any], key: str) -> float:
 
 
 def averaged(replies: Sequence[tuple[float, Mapping[str, Any]]], key: str) -> MetricRecord:
-    """Return the mean of the metrics that all replies have, weighted by their examples, which are under `key`."""
+    """Return the mean of the metrics that all replies have, weighted by their examples, which are under `key`.
+
+    A client's name is none.
+    """
     total = sum(examples for examples, _ in replies)
-    common = set.intersection(*(set(metrics) for _, metrics in replies)) - {key}
+    common = set.intersection(*(set(metrics) for _, metrics in replies)) - {key, IDENTITY, PARTITION}
     names = [name for name in sorted(common) if all(isinstance(each[name], (int, float)) for _, each in replies)]
     return MetricRecord({name: sum(examples * each[name] for examples, each in replies) / total for name in names})
 
