@@ -56,6 +56,7 @@ def test_wandb(task: fh.Task, tmp_path: Path) -> None:
     )
     runs = fh.compare(["fedavg", "fedhist"], task, seeds=1, on_round=hook, k=2, rounds=6, eval_every=2)
     assert not hook.runs  # all have ended
+    wandb.teardown()  # its service may still be writing when a run has finished
     for history in runs:
         (file,) = (tmp_path / "wandb").glob(f"offline-run-*-{history.id}/*.wandb")
         kept = file.read_bytes()
