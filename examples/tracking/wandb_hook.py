@@ -14,8 +14,7 @@ from fedhist.report.live import figures, fresh
 class WandB:
     """An `on_round` hook: a W&B run for each method and seed, one metric for each figure, steps are rounds.
 
-    Parameters are those of ``wandb.init``. If runs are to be resumed with `checkpoint=`, give ``resume="allow"`` and a
-    `group` that names the experiment: rounds that are computed again come out the same, and W&B keeps what it has.
+    Parameters are those of ``wandb.init``. A simulation or a deployment that is resumed continues its W&B run.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -23,18 +22,21 @@ class WandB:
 
     def __call__(self, round_: int, histories: Sequence[fh.History]) -> None:
         for history, evaluations in fresh(histories, self.seen):
-            if history.name not in self.runs:
-                own = {"name": history.name, "reinit": "create_new", **self.options}
-                if "group" in own:
-                    own["id"] = f"{own['group']}-{history.name}"[:128]
-                self.runs[history.name] = wandb.init(**own)
+            if history.id not in self.runs:
+                own = {"name": history.name, "id": history.id, "resume": "allow", "reinit": "create_new"}
+                self.runs[history.id] = wandb.init(**own, **self.options), history
+            run, _ = self.runs[history.id]
             for evaluation in evaluations:
-                self.runs[history.name].log(figures(history, evaluation), step=evaluation.round)
-            if evaluations[-1].round == history.setting["rounds"]:
-                self.runs[history.name].finish()
+                run.log(figures(history, evaluation), step=evaluation.round)
+
+    def close(self) -> None:
+        """End all runs; fedhist calls this when its own end, also by an error or Ctrl-C."""
+        for run, history in self.runs.values():
+            run.finish(0 if history.rounds == history.setting["rounds"] else 1)
+        self.runs, self.seen = {}, {}
 
 
 if __name__ == "__main__":
     task = fh.load_task("digits", clients=50, beta=0.3)
-    hook = WandB(project="fedhist", group="first", resume="allow")
+    hook = WandB(project="fedhist")
     fh.compare(["fedavg", "fedhist"], task, k=5, rounds=100, seeds=1, eval_every=10, on_round=hook)

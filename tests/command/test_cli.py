@@ -79,6 +79,26 @@ def test_tensorboard_files_are_written_again_when_resumed(tmp_path: Path) -> Non
     assert not (tmp_path / "b").exists()
 
 
+def test_rounds_are_logged_as_json_also_when_resumed(tmp_path: Path) -> None:
+    succeeds("compare", *QUICK, "--seeds", "1", "--log-json", "--out", "a", "--quiet", cwd=tmp_path)
+    log, runs = tmp_path / "a" / "log.jsonl", ("FedAvg-seed0", "FedHist-seed0")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for run in runs:
+        own = [(line["kind"], line["round"]) for line in lines if line["run"] == run]
+        assert own == [("round", r) for r in (1, 2, 3)] + [("evaluation", 3)] + [("round", r) for r in (4, 5, 6)] + [
+            ("evaluation", 6)
+        ]
+    (tmp_path / "a" / "checkpoint").mkdir()
+    begun = {"command": "compare", "fedhist": fh.__version__}
+    (tmp_path / "a" / "checkpoint" / "begun.json").write_text(json.dumps(begun))
+    succeeds("resume", "a", "--quiet", cwd=tmp_path)  # without --log-json, and without a checkpoint: from the start
+    again = [json.loads(line) for line in log.read_text().splitlines()]
+    assert again[: len(lines)] == lines and len(again) == 2 * len(lines)
+    assert {line["id"] for line in lines}.isdisjoint(line["id"] for line in again[len(lines) :])
+    fails("run", *QUICK, "--log-json", "--k", "300", "--out", "b", cwd=tmp_path)
+    assert not (tmp_path / "b").exists()
+
+
 def test_compare_writes_a_table_and_curves(tmp_path: Path) -> None:
     methods = ["--strategy", "fedavg", "--strategy", "fedhist:ina=false"]
     result = succeeds("compare", *methods, "--seeds", "2", *QUICK, cwd=tmp_path)

@@ -203,6 +203,7 @@ def test_the_history_says_what_the_run_was() -> None:
         "bad_updates": "clip",
         "max_norm_ratio": 30.0,
         "max_round_wait": 9.0,
+        "rounds": 1,
         "parameters": 8,
         "bytes_per_upload": 32,
         "bytes_per_download": 32,

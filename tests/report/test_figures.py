@@ -122,6 +122,10 @@ def test_rejections_are_counted(tmp_path: Path) -> None:
     made = drawn(section_of(tmp_path / "b", history))["rejected"]
     assert "2 × rejected" in made.summary and "joined" not in made.summary
     assert made.tables[0].rows == [["rejected", "it is not finite", "2"]] and sum(made.data[0]["y"]) == 2
+    history.events.append({"event": "rejected", "round": 60, "time": 9.0, "times": 1234, "since": 7})
+    made = drawn(section_of(tmp_path / "c", history))["rejected"]
+    assert made.summary == "Events: 1,236 × rejected."
+    assert [row[2] for row in made.tables[0].rows] == ["1,234", "2"] and sum(made.data[0]["y"]) == 2
 
 
 def test_uploads_without_weight_are_counted(tmp_path: Path) -> None:

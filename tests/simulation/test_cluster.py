@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,19 +42,28 @@ def same(a: fh.History, b: fh.History) -> bool:
 
 
 def test_a_cluster_gives_what_one_machine_gives(small: fh.Task) -> None:
-    done: list[str] = []
+    class Hook:
+        closed = 0
+
+        def __call__(self, round_: int, histories: Sequence[fh.History]) -> None:
+            done.extend(history.method for history in histories)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    done, hook = list[str](), Hook()
     here, there = (
         fh.compare(
             ["fedavg", "moon", "fedhist"], small, k=2, rounds=12, seeds=2, local=LOCAL, engine=engine, on_round=on_round
         )
         for engine, on_round in (
             ("local", None),
-            ("ray", lambda _, histories: done.extend(h.method for h in histories)),
+            ("ray", [hook]),
         )
     )
     assert [(h.method, h.seed) for h in there] == [(h.method, h.seed) for h in here]
     assert all(same(a, b) for a, b in zip(here, there, strict=True))
-    assert sorted(done) == sorted(h.method for h in here)
+    assert sorted(done) == sorted(h.method for h in here) and hook.closed == 1
 
 
 def test_attackers_are_the_same_on_workers(small: fh.Task) -> None:

@@ -73,31 +73,44 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results;
 Page = Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files, below the results.")]
+Log = Annotated[bool, typer.Option("--log-json", help="Also log rounds and events in log.jsonl, beside the results.")]
 
 
 @app.command()
 @takes_settings(several=False)
 def run(
-    flags: Flags, *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, tensorboard: Board = False
+    flags: Flags,
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    log_json: Log = False,
 ) -> None:
     """Run one method and keep its history."""
     settings = Settings.read(config, flags)
     settings.require_one()
     with contextlib.closing(RunFolder.begin(out, settings["strategy"][0], "run", settings)) as folder:
-        _carry_out(folder, quiet, tensorboard)
+        _carry_out(folder, quiet, tensorboard, log_json)
 
 
 @app.command()
 @takes_settings(several=True)
 def compare(
-    flags: Flags, *, config: ConfigFile = None, out: Out = None, quiet: Quiet = False, tensorboard: Board = False
+    flags: Flags,
+    *,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+    log_json: Log = False,
 ) -> None:
     """Run several methods on the same arrivals; print a table and draw the curves."""
     settings = Settings.read(config, flags)
     if "strategy" not in settings.given and not settings["arm"]:
         settings = settings.having(strategy=["fedavg", "fedhist"])
     with contextlib.closing(RunFolder.begin(out, "compare", "compare", settings)) as folder:
-        _carry_out(folder, quiet, tensorboard)
+        _carry_out(folder, quiet, tensorboard, log_json)
 
 
 app.command()(takes_settings(several=False, **WORLD_FLAGS)(world))
@@ -116,6 +129,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison, search or sweep that was stopped.")],
     quiet: Quiet = False,
     tensorboard: Board = False,
+    log_json: Log = False,
     inexact: Annotated[
         bool, typer.Option("--inexact", help="Also where it cannot be to the bit, as on another processor.")
     ] = False,
@@ -129,17 +143,17 @@ def resume(
         if own := {"tune": carry_out_search, "plan": carry_out_plan}.get(unfinished.command):
             own(unfinished, quiet, inexact)
         else:
-            _carry_out(unfinished, quiet, tensorboard, inexact)
+            _carry_out(unfinished, quiet, tensorboard, log_json, inexact)
 
 
-def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool = False) -> None:
+def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, log_json: bool, inexact: bool = False) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
     from fedhist.store.history import Comparison  # noqa: PLC0415
 
     where, diverged = from_here(folder.path), None
     with resumable(folder):
         try:
-            runs = _experiment(folder, quiet, tensorboard, inexact)
+            runs = _experiment(folder, quiet, tensorboard, log_json, inexact)
         except DivergedError as error:
             if not any(history.rounds for history in error.histories):
                 raise
@@ -152,10 +166,10 @@ def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool 
     _say(f"{curves} in {'this folder' if where == Path() else where}.")
 
 
-def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool) -> Comparison:
+def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, log_json: bool, inexact: bool) -> Comparison:
     """Run the settings of a folder and show the progress."""
     from fedhist.command.experiment import goals_of, run_experiment, without_effect  # noqa: PLC0415
-    from fedhist.report.live import TensorBoard  # noqa: PLC0415
+    from fedhist.report.live import JsonLines, TensorBoard  # noqa: PLC0415
     from fedhist.report.live.terminal import Terminal  # noqa: PLC0415
 
     settings = folder.settings
@@ -168,13 +182,10 @@ def _experiment(folder: RunFolder, quiet: bool, tensorboard: bool, inexact: bool
         terminal = Terminal(goals, trials, stderr, quiet=quiet, at_once=at_once)
         hooks: list[Callable[[int, Sequence[History]], None]] = [stack.enter_context(terminal)]
         if tensorboard or folder.tensorboard.is_dir():
-            hooks.append(stack.enter_context(TensorBoard(folder.tensorboard)))
-
-        def on_round(round_: int, histories: Sequence[History]) -> None:
-            for hook in hooks:
-                hook(round_, histories)
-
-        return run_experiment(settings, on_round, terminal.downloading, folder.checkpoint, folder.home, inexact)
+            hooks.append(TensorBoard(folder.tensorboard))
+        if log_json or folder.log.is_file():
+            hooks.append(JsonLines(folder.log))
+        return run_experiment(settings, hooks, terminal.downloading, folder.checkpoint, folder.home, inexact)
 
 
 def _write(runs: Comparison, folder: RunFolder) -> None:

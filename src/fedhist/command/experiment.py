@@ -13,9 +13,9 @@ from fedhist.errors import choice, number, positive, require
 from fedhist.report.live.terminal import Goal
 from fedhist.simulation.arms import Arm
 from fedhist.simulation.engine import compare
+from fedhist.simulation.hooks import Hooks
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
 from fedhist.simulation.trial import ROUNDS
-from fedhist.simulation.wave import OnRound
 from fedhist.store.history import Comparison, run_name
 from fedhist.strategies import Private
 from fedhist.world.speeds import SlowGroup, Speeds, as_speeds
@@ -42,7 +42,7 @@ def completed(settings: Settings, **more: Any) -> Settings:
 
 def run_experiment(
     settings: Settings,
-    on_round: OnRound | None = None,
+    on_round: Hooks | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
     home: Callable[[str], Path] | None = None,

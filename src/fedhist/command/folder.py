@@ -153,6 +153,11 @@ class RunFolder:
         """The folder for TensorBoard's files; if it exists, they are wanted."""
         return self.path / "tensorboard"
 
+    @property
+    def log(self) -> Path:
+        """The file for rounds and events as JSON; if it exists, they are wanted."""
+        return self.path / "log.jsonl"
+
     def home(self, run: str) -> Path:
         """Return the folder of one run's results."""
         home = self.path if self.command == "run" else self.path / run
@@ -172,7 +177,8 @@ class RunFolder:
             return
         for folder in (self.checkpoint, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
-        (self.path / CONFIG).unlink(missing_ok=True)
+        for file in (self.path / CONFIG, self.log):
+            file.unlink(missing_ok=True)
         for home in self._homes:
             for name in FILES:
                 (home / name).unlink(missing_ok=True)

@@ -75,7 +75,7 @@ class _Progress:
     """Says how far the candidates are, and before that the downloads: on a terminal in one line that changes."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet, self._seen = quiet, dict[tuple[str, int], int]()
+        self.quiet, self._seen = quiet, dict[str, int]()
         self._status = stderr.status("") if stderr.is_interactive and not quiet else None
 
     def __enter__(self) -> Self:

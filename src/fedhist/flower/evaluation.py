@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedhist.errors import reason
+from fedhist.flower.log import log_evaluation
 from fedhist.flower.metrics import directions, numbers_in
 from fedhist.flower.nodes import Note
 from fedhist.flower.replies import examples_in, reported, without_arrays
@@ -149,6 +150,7 @@ class Evaluations:
             return
         if metrics is not None:
             self.result.evaluate_metrics_serverapp[done.round] = metrics
+            log_evaluation(done.round, metrics)
             self._keep(done.round, metrics, done.epsilon)
 
     def evaluated_on_clients(self, round_: int) -> bool:
@@ -166,6 +168,7 @@ class Evaluations:
         if metrics is None:
             return
         self.result.evaluate_metrics_clientapp[round_] = metrics
+        log_evaluation(round_, metrics, clients=len(replies))
         if self.evaluate_fn is None:  # else the history is that of the server's own evaluations
             self._keep(round_, metrics, self.server.strategy.epsilon())
         names = sorted(numbers_in(metrics, None, self._key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from fedhist.flower.session import Session
 from fedhist.flower.wire import Trainable
 from fedhist.options import option
 from fedhist.simulation.checkpoint import claimed
+from fedhist.simulation.hooks import Hooks, listed, watching
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.deployed import CHECKPOINT
 
@@ -72,7 +73,8 @@ class KAsync(ServerOptions, NetworkOptions):
         better for what is called loss, perplexity, mae, mse or rmse. Without `evaluate_fn` the history has the means of
         what clients report.
     on_round
-        Called after every round with its number and the history so far in a list, as in a simulation.
+        A function, or a list of functions, called after every round with its number and the history so far in a list,
+        as in a simulation. One that has a method `close` is closed when the run ends, however it ends.
     """
 
     k: int = dataclasses.field(default=10, kw_only=False, metadata=ServerOptions.__dataclass_fields__["k"].metadata)
@@ -83,7 +85,7 @@ class KAsync(ServerOptions, NetworkOptions):
     checkpoint: str | Path | None = None
     checkpoint_every: float | None = None
     metrics: Mapping[str, bool] | None = None
-    on_round: Callable[[int, Sequence[History]], None] | None = None
+    on_round: Hooks | None = None
 
     session: Session = dataclasses.field(init=False, repr=False)
 
@@ -105,9 +107,7 @@ class KAsync(ServerOptions, NetworkOptions):
         )
         self._set(metrics=checked(self.metrics))
         check_clients_half(self.method, clients, recorded=self.record is not None)
-        require(
-            self.on_round is None or callable(self.on_round), f"on_round must be a function, got {self.on_round!r}."
-        )
+        listed(self.on_round)
 
     @property
     def history(self) -> History:
@@ -137,9 +137,10 @@ class KAsync(ServerOptions, NetworkOptions):
         train = ConfigRecord({**(train_config or {}), **config_of(self.method)})
         configs = {MessageType.TRAIN: train, MessageType.EVALUATE: ConfigRecord(dict(evaluate_config or {}))}
         with contextlib.ExitStack() as stack:
+            on_round = stack.enter_context(watching(self.on_round))
             if self.checkpoint is not None:  # two servers that resume one run would each count half of what it spends
                 stack.enter_context(claimed(Path(self.checkpoint), CHECKPOINT, private=True))
-            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn))
+            self._set(session=Session(self, grid, initial_arrays, num_rounds, timeout, configs, evaluate_fn, on_round))
             return self.session.run()
 
     def summary(self) -> None:

@@ -66,11 +66,12 @@ def reported(content: RecordDict) -> dict[str, Any]:
 def averaged(replies: Sequence[RecordDict], key: str) -> MetricRecord:
     """Return the mean of the metrics that all replies have, weighted by their examples, which are under `key`.
 
-    Of lists of the same length it is a list. It stands in for Flower's own function, which fails where replies differ.
+    Of lists of the same length it is a list, and a client's name is no metric. It stands in for Flower's own function,
+    which fails where replies differ.
     """
     metrics = [reported(reply) for reply in replies]
     weights = [examples_in(each, key) for each in metrics]
-    common = sorted(set.intersection(*map(set, metrics)) - {key}) if metrics else []
+    common = sorted(set.intersection(*map(set, metrics)) - {key, IDENTITY, PARTITION}) if metrics else []
     means = {printable(name): _mean(weights, [each[name] for each in metrics]) for name in common}
     return MetricRecord({name: value for name, value in means.items() if value is not None})
 

@@ -23,6 +23,7 @@ from fedhist.errors import FedHistError, reason, require
 from fedhist.flower.accounts import Accounts
 from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import DELTA, MAIL, STATISTICS, Exchange
+from fedhist.flower.log import dated, log_end, log_round
 from fedhist.flower.memory import planned
 from fedhist.flower.network import MetricsFn
 from fedhist.flower.numbers import listed
@@ -30,6 +31,7 @@ from fedhist.flower.saved import Saved, privates
 from fedhist.flower.source import Network
 from fedhist.flower.wire import Wire, decode
 from fedhist.options import values_of
+from fedhist.simulation.hooks import OnRound
 from fedhist.simulation.server import Server, about_recording
 from fedhist.store.deployed import CHECKPOINT, read_state, room_for
 from fedhist.store.history import History, sample
@@ -54,8 +56,9 @@ class Session:
         timeout: float,
         configs: dict[str, ConfigRecord],
         evaluate_fn: EvaluateFn | None,
+        on_round: OnRound | None,
     ) -> None:
-        self.options, self.num_rounds = options, num_rounds
+        self.options, self.num_rounds, self.on_round = options, num_rounds, on_round
         try:
             state = {name: decode(array) for name, array in initial_arrays.items()}
             self.wire = Wire(state, options.trainable)
@@ -78,7 +81,7 @@ class Session:
         server = self.server = Server(own, model, room, rounds, history, tape=tape, name=options.method.name)
         self.result = Result(arrays=initial_arrays)
         exchange = self._exchange(timeout)
-        run = secrets.token_hex(8) if before is None else before.facts["run"]
+        history.id = run = secrets.token_hex(8) if before is None else before.facts["run"]
         evaluations = Evaluations(
             server, self.result, exchange.note, evaluate_fn, timeout, aggregate=options.aggregate_evaluate,
             key=options.weighted_by_key, most_examples=options.max_examples, client_of=self._client_of,
@@ -120,7 +123,7 @@ class Session:
             for part in parts
         }
         return Exchange(
-            {DELTA: server.screen} | screens, server.note, options.k, self.room, timeout,
+            {DELTA: server.screen} | screens, dated(server.note), options.k, self.room, timeout,
             max_round_wait=options.max_round_wait, max_staleness=options.max_staleness,
             concurrency=options.concurrency, accounts=accounts, names=not options.authenticated,
         )  # fmt: skip
@@ -152,7 +155,8 @@ class Session:
                 server.tape.begin(server.round)
             if server.round not in self.result.evaluate_metrics_serverapp:
                 source.evaluations.on_server(server.round, source.shown)
-            for round_ in range(server.round + 1, self.num_rounds + 1):
+            left = range(server.round + 1, self.num_rounds + 1)
+            for round_ in left:
                 replies = [arrival.upload.reply for arrival in source.wait()]
                 self._raise_if_diverged()
                 arrays, metrics = options.aggregate_train(round_, replies)
@@ -161,12 +165,14 @@ class Session:
                 require(same, "aggregate_train() must call that of KAsync once, and return its arrays as they are.")
                 self._after(round_, metrics)
             source.finish()
+            if not left and self.on_round is not None:  # which may not have seen the last evaluation
+                self.on_round(server.round, [self.history()])
             self.result.arrays = source.shown
             self._save()
             self._wait()
         if server.tape is not None:
             self.history().save(server.tape.folder)
-        log(INFO, "%s: %d rounds in %.1f s, %d events", name, self.num_rounds, source.now, len(server.history.events))
+        log_end(server.history, source.now, self.result)
         return self.result
 
     def close(self, round_: int) -> ArrayRecord | None:
@@ -187,8 +193,8 @@ class Session:
         options, server, source, last = self.options, self.server, self.source, round_ == self.num_rounds
         if metrics is not None:
             self.result.train_metrics_clientapp[round_] = metrics
-        who = ", ".join(f"{arrival.client} (τ {round_ - arrival.version + 1})" for arrival in source.taken)
-        log(INFO, "round %d closed at %.1f s with clients %s", round_, source.now, who)
+        staleness = {arrival.client: round_ - arrival.version + 1 for arrival in source.taken}
+        log_round(round_, self.num_rounds, source.now, staleness, metrics or {})
         source.evaluations.take_in(source.now)
         server.trace(round_)
         if server.tape is not None:
@@ -199,8 +205,8 @@ class Session:
             source.to_evaluate = round_
         if last:
             source.finish()  # before `on_round`, which is to see the last evaluation
-        if options.on_round is not None:
-            options.on_round(round_, [self.history()])
+        if self.on_round is not None:
+            self.on_round(round_, [self.history()])
 
     def mean_metrics(self, aggregate: MetricsFn, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the metrics of replies as one record; a function that fails at them must not end the run."""
@@ -229,6 +235,7 @@ class Session:
         return {
             "clients": len(source.exchange.numbers),
             **{name: value for name, value in values_of(self.options).items() if value is not None},
+            "rounds": max(self.num_rounds, self.server.round),
             "parameters": self.wire.num_params,
             "bytes_per_upload": size,
             "bytes_per_download": size,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedhist.report import figure as fig
 from fedhist.report.clients import clients_of, times_of
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
+from fedhist.store.events import times
 from fedhist.store.history import History
 
 BINS = 60  # most bars of a histogram
@@ -165,10 +166,12 @@ def rejected(section: Section) -> Figure | str:
     longest = max(history.rounds for history in section.runs)
     summary, tables = "No upload was rejected, and nothing else went wrong.", []
     if trouble:
-        total = Counter(event["event"] for event in trouble)
+        total, kinds = Counter[str](), Counter[tuple[str, str]]()
         # Reasons without their numbers, so that similar ones are counted together.
-        reasons = [re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", str(event.get("reason", "")))[:120] for event in trouble]
-        kinds = Counter(zip((event["event"] for event in trouble), reasons, strict=True))
+        for event in trouble:
+            reason = re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", str(event.get("reason", "")))[:120]
+            total[event["event"]] += times(event)
+            kinds[event["event"], reason] += times(event)
         summary = "Events: " + listed(f"{count:,} × {kind}" for kind, count in total.most_common()) + "."
         rows = [[kind, reason, f"{count:,}"] for (kind, reason), count in kinds.most_common(12)]
         tables = [Table(["event", "reason", "times"], rows)]
@@ -187,7 +190,9 @@ def rejected(section: Section) -> Figure | str:
         y_axis = axis("events")
         edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
         for kind in total:
-            counts = np.histogram([event["round"] for event in trouble if event["event"] == kind], edges)[0]
+            # Where events were only counted, it is not known in which rounds they were.
+            rounds = [each["round"] for each in trouble if each["event"] == kind and "times" not in each]
+            counts = np.histogram(rounds, edges)[0]
             data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
     return Figure(summary, data, {"yaxis": y_axis}, tables=tables, open_tables=True)
 

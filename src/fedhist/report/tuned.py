@@ -17,6 +17,7 @@ from fedhist.report.measure import Measure
 from fedhist.simulation.arms import Arm, as_arm
 from fedhist.simulation.candidates import Contest, Tried, has_option
 from fedhist.simulation.engine import divided, list_options, tasks_by_seed
+from fedhist.simulation.hooks import watching
 from fedhist.simulation.methods import Method
 from fedhist.simulation.sampling import BATCHES, Sampler
 from fedhist.simulation.search import FRACTIONS, is_range, points
@@ -269,7 +270,7 @@ def tune(
         require(any(has_option(arm, name) for arm in given), f"no arm that is named by a text has {name!r}.")
     higher = next((metric.higher for metric in first.metrics if metric.name == first.primary), False)
     contests = [_contest(arm, axes, higher) for arm in given]
-    with TemporaryDirectory() as apart:
+    with watching(how.get("on_round")) as how["on_round"], TemporaryDirectory() as apart:
         folder = Path(apart) if checkpoint is None else as_path("checkpoint", checkpoint)
         made = Search(contests, tasks, about, how, folder, 1.0 if search == "grid" else budget)
         samplers = [_sampler(contest, next(iter(tasks))) for contest in contests] if search == "optuna" else []

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from fedhist.errors import DivergedError, FedHistError, InvalidInput
+from fedhist.simulation.hooks import OnRound
 from fedhist.simulation.trial import Trial
 from fedhist.store.history import History
 
@@ -19,7 +20,7 @@ def spread(
     trials: Sequence[Trial],
     device: str,
     trainer: str,
-    on_round: Callable[[int, Sequence[History]], None] | None,
+    on_round: OnRound | None,
 ) -> list[History]:
     """Let the workers of a Ray cluster `run` trials; return their histories in the same order.
 

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from fedhist.simulation.checkpoint import (
     Checkpoints,
     Saved,
 )
+from fedhist.simulation.hooks import Hooks, OnRound, watching
 from fedhist.simulation.methods import Method
 from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
 from fedhist.simulation.run import Run, recording_of
 from fedhist.simulation.trial import Trial
-from fedhist.simulation.wave import OnRound, Rewind, Wave
+from fedhist.simulation.wave import Rewind, Wave
 from fedhist.store.history import Comparison, History, run_name
 from fedhist.store.recording import check_room
 from fedhist.strategies import Strategy
@@ -37,7 +39,8 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
     """
     about, how = divided("simulate", options)
-    return simulate_many([Trial.of(strategy, task, **about)], **how)[0]
+    with watching(how.get("on_round")) as how["on_round"]:
+        return simulate_many([Trial.of(strategy, task, **about)], **how)[0]
 
 
 def compare(
@@ -73,25 +76,26 @@ def compare(
     for name in (names := [arm.name for arm in arms]):
         require(names.count(name) == 1, f"methods names {name} twice.")
     about, how = divided("compare", options, without=("seed",))
-    tasks = tasks_by_seed(task, seeds)
-    trials = [
-        arm.trial(own, seed=seed, record=_folder(record, arm.name, seed), **about)
-        for arm in arms
-        for seed, own in tasks.items()
-    ]
-    differing = varied(arms, trials[:: len(tasks)])
-    try:
-        runs = Comparison(simulate_many(trials, **how))
-    except DivergedError as error:
-        for history in error.histories if differing else ():
+    with watching(how.get("on_round")) as how["on_round"]:
+        tasks = tasks_by_seed(task, seeds)
+        trials = [
+            arm.trial(own, seed=seed, record=_folder(record, arm.name, seed), **about)
+            for arm in arms
+            for seed, own in tasks.items()
+        ]
+        differing = varied(arms, trials[:: len(tasks)])
+        try:
+            runs = Comparison(simulate_many(trials, **how))
+        except DivergedError as error:
+            for history in error.histories if differing else ():
+                history.setting["varied"] = differing
+            raise
+        # Here and not in the trials, since it is about those beside them: a trial and its checkpoint stay as they are.
+        for trial, history in zip(trials, runs, strict=True) if differing else ():
             history.setting["varied"] = differing
-        raise
-    # Here and not in the trials, since it is about those beside them: a trial and its checkpoint stay what they are.
-    for trial, history in zip(trials, runs, strict=True) if differing else ():
-        history.setting["varied"] = differing
-        if trial.record is not None:
-            history.save(trial.record)
-    return runs
+            if trial.record is not None:
+                history.save(trial.record)
+        return runs
 
 
 def tasks_by_seed(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
@@ -124,7 +128,7 @@ def simulate_many(
     device: str | torch.device = "auto",
     trainer: str = "auto",
     engine: str = "local",
-    on_round: OnRound | None = None,
+    on_round: Hooks | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = SECONDS_BETWEEN,
     inexact: bool = False,
@@ -146,8 +150,9 @@ def simulate_many(
     engine
         "local", or "ray" to spread the trials over a Ray cluster (``pip install 'fedhist[ray]'``).
     on_round
-        Called after every round with its number and the histories, so far, of the trials that take it together;
-        with Ray, once for each piece of work. Trials that are resumed are passed once before, with their last round.
+        A function, or a list of functions, called after every round with its number and the histories, so far, of the
+        trials that take it together; with Ray, once for each piece of work. Trials that are resumed are passed once
+        before, with their last round. One that has a method `close` is closed when the call ends, however it ends.
     checkpoint
         A folder in which to save the runs while they are under way; if it holds a run, that is resumed, with the
         same result to the bit as if it had never been stopped. Ctrl-C then saves before it stops.
@@ -161,31 +166,32 @@ def simulate_many(
         The share of every trial's rounds after which to evaluate and stop. What is kept in `checkpoint` can be resumed
         with a larger one; rates that follow the round are those of the whole run all along.
     """
-    fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
-    require(fits, "trials must be a list of fedhist.Trial.")
-    require(on_round is None or callable(on_round), f"on_round must be a function, got {on_round!r}.")
-    require(0 < number("fraction", fraction) <= 1, f"fraction must be above 0 and at most 1, got {fraction}.")
-    recorded = any(trial.record is not None for trial in trials)
-    require(fraction == 1 or not recorded, "record keeps whole runs; leave out fraction.")
-    if choice("engine", engine, ENGINES) == "ray":
-        require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
-        require(fraction == 1, "engine='ray' takes whole runs; run with engine='local', or leave out fraction.")
-        require(not recorded, "engine='ray' cannot record; run with engine='local'.")
-        from fedhist.simulation.cluster import spread  # noqa: PLC0415
+    with watching(on_round) as hook:
+        fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
+        require(fits, "trials must be a list of fedhist.Trial.")
+        require(0 < number("fraction", fraction) <= 1, f"fraction must be above 0 and at most 1, got {fraction}.")
+        recorded = any(trial.record is not None for trial in trials)
+        require(fraction == 1 or not recorded, "record keeps whole runs; leave out fraction.")
+        if choice("engine", engine, ENGINES) == "ray":
+            require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
+            require(fraction == 1, "engine='ray' takes whole runs; run with engine='local', or leave out fraction.")
+            require(not recorded, "engine='ray' cannot record; run with engine='local'.")
+            from fedhist.simulation.cluster import spread  # noqa: PLC0415
 
-        where = choice("device", str(device), ("auto", "cpu", "cuda"))
-        return spread(simulate_many, trials, where, trainer, on_round)
-    devices = devices_of(device)
-    recordings = [trial.record for trial in trials if trial.record is not None]
-    require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
-    plans = plan(trials, trainer, devices[0])
-    # Before threads begin to work, since it traces models.
-    computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
-    with contextlib.closing(Checkpoints(checkpoint, plans, checkpoint_every, computed_by, inexact=inexact)) as saved:
-        tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
-        if not saved.resumed:
-            check_room(tapes, resumable=checkpoint is not None)
-        return _Engine(plans, devices, on_round, saved, fraction).run()
+            where = choice("device", str(device), ("auto", "cpu", "cuda"))
+            return spread(simulate_many, trials, where, trainer, hook)
+        devices = devices_of(device)
+        recordings = [trial.record for trial in trials if trial.record is not None]
+        require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
+        plans = plan(trials, trainer, devices[0])
+        # Before threads begin to work, since it traces models.
+        computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
+        saved = Checkpoints(checkpoint, plans, checkpoint_every, computed_by, inexact=inexact)
+        with contextlib.closing(saved):
+            tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
+            if not saved.resumed:
+                check_room(tapes, resumable=checkpoint is not None)
+            return _Engine(plans, devices, hook, saved, fraction).run()
 
 
 def stop_of(rounds: int, fraction: float) -> int:
@@ -205,6 +211,7 @@ class _Engine:
         fraction: float,
     ) -> None:
         self.plans, self.devices, self.on_round, self.saved, self.fraction = plans, devices, on_round, saved, fraction
+        self.ids = [token_hex(8) for _ in plans]  # a run that is taken anew from an earlier round is the same one
         self.done: dict[int, tuple[History, DivergedError | None]] = {}
         self.reported: dict[int, int] = {}
         """The last round for which `on_round` was called, of runs that have left their batch."""
@@ -262,6 +269,8 @@ class _Engine:
             leaving = {i: state.round + 1 for state in apart for i in state.members if i in members}
         while True:
             runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[d]) for i, d in members.items()}
+            for i, run in runs.items():
+                run.server.history.id = self.ids[i]
             with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
                 wave = Wave(first, members, runs, source, self.saved, leaving, silent, end)
                 try:

@@ -27,6 +27,7 @@ class Facts(BaseModel):
 
     model_config = CONFIG
 
+    id: Text | None = None
     round: Count
     evaluations: list[Evaluation]
     events: list[Event]

@@ -17,15 +17,8 @@ from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.rows import Rows
 from fedhist.simulation.trial import ServerOptions
-from fedhist.store.history import (
-    ACCOUNT,
-    ACCURACY,
-    DIVERGED,
-    LARGEST_METRIC,
-    Evaluation,
-    History,
-    check_evaluations,
-)
+from fedhist.store.events import EventLog
+from fedhist.store.history import ACCURACY, DIVERGED, LARGEST_METRIC, Evaluation, History, check_evaluations
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
 from fedhist.store.tables import check_per_client, check_traces, checked_arrivals
@@ -34,8 +27,6 @@ from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.memory import changed_outside_buffers, outside_buffers, prepared
 from fedhist.strategies.screening import Screen, Verdict, norm_of
 
-MOST_EVENTS = 100_000
-"""Events of a run that are kept: clients must not fill the disk."""
 ENOUGH_BAD = 5
 """Bad uploads in a round, at least, for the run to count as diverged."""
 HOPELESS_LOSS = 1000.0
@@ -118,7 +109,7 @@ class Server:
         self._name, self._hint, self._num_clients = name or options.method.name, hint, num_clients
         rule = getattr(options, "rule", None)
         width = options.k if rule is None or rule.enough is not None else 1  # it grows as needed
-        self._rows = Rows(rounds, width)
+        self._rows, self._events = Rows(rounds, width), EventLog(history.events)
         evaluations = -(-rounds // eval_every)
         self._trace_every, self._rounds = eval_every * -(-evaluations // MOST_TRACES), rounds
         self._outside = outside_buffers(self.strategy)
@@ -229,8 +220,7 @@ class Server:
 
     def note(self, round_: int, time: float, event: str, **more: object) -> None:
         """Keep an event for the history."""
-        if len(self.history.events) < MOST_EVENTS or event == ACCOUNT:  # ε follows from these
-            self.history.events.append({"time": time, "round": round_, "event": event, **more})
+        self._events.add(round_, time, event, **more)
 
     def check_model(self) -> None:
         """Notice a model that has become NaN or infinite in the last round."""
@@ -305,6 +295,7 @@ class Server:
         tensors |= {f"traces.{name}": torch.from_numpy(values) for name, values in history.traces.items()}
         tensors |= {f"per_client.{name}": torch.from_numpy(values) for name, values in history.per_client.items()}
         return tensors, {
+            "id": history.id,
             "round": self.round,
             "evaluations": [vars(evaluation) for evaluation in history.evaluations],
             "events": list(history.events),
@@ -345,7 +336,9 @@ class Server:
         self._rows.restore(rows)
         self._rows.show(history, done)
         history.per_client = per_client
-        history.traces, history.evaluations[:], history.events[:] = traces, evaluations, facts["events"]
+        history.traces, history.evaluations[:] = traces, evaluations
+        self._events.restore(facts["events"])
+        history.id = str(facts.get("id") or history.id)
         self.diverged = None if facts["diverged"] is None else DivergedError(facts["diverged"])
         self.screen.restore(facts["screen"])
 

@@ -17,6 +17,7 @@ from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, brief, number, positive, rate, reason, require, whole
 from fedhist.simulation.arms import Arm, varied
 from fedhist.simulation.engine import simulate_many
+from fedhist.simulation.hooks import watching
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_text, whole_file
@@ -348,23 +349,24 @@ def carry_out(
         except DivergedError as error:
             raise DivergedError(f"all runs diverged; give smaller rates ({reason(error)}).") from None
 
-    states, done = (None if folder is None else folder / name for name in ("step-00", "step-00.json"))
-    if done is not None and done.exists():
-        choice = _read(done, sweep)
-    else:
-        choice = chosen(sweep, simulated("choosing rates", sweep.candidates(), states))
-        if done is not None and states is not None:
-            stored = {"target": choice.target, "rates": {each.name: rate_ for each, rate_ in choice.rates.items()}}
-            with whole_file(done) as part:
-                part.write_text(json.dumps(stored) + "\n")
-    if states is not None:
-        shutil.rmtree(states, ignore_errors=True)
-    trials = sweep.trials(choice.rates)
-    runs = Comparison(simulated("running seeds", trials, None if folder is None else folder / "step-01"))
-    differing = varied([Arm("fedavg", k=1)], trials[:: len(sweep.seeds)])
-    for history in runs:
-        history.setting |= {"varied": differing, "target": choice.target}
-    return Swept(sweep, choice, runs)
+    with watching(how.get("on_round")) as how["on_round"]:
+        states, done = (None if folder is None else folder / name for name in ("step-00", "step-00.json"))
+        if done is not None and done.exists():
+            choice = _read(done, sweep)
+        else:
+            choice = chosen(sweep, simulated("choosing rates", sweep.candidates(), states))
+            if done is not None and states is not None:
+                stored = {"target": choice.target, "rates": {each.name: rate_ for each, rate_ in choice.rates.items()}}
+                with whole_file(done) as part:
+                    part.write_text(json.dumps(stored) + "\n")
+        if states is not None:
+            shutil.rmtree(states, ignore_errors=True)
+        trials = sweep.trials(choice.rates)
+        runs = Comparison(simulated("running seeds", trials, None if folder is None else folder / "step-01"))
+        differing = varied([Arm("fedavg", k=1)], trials[:: len(sweep.seeds)])
+        for history in runs:
+            history.setting |= {"varied": differing, "target": choice.target}
+        return Swept(sweep, choice, runs)
 
 
 def _read(file: Path, sweep: Sweep) -> Choice:

@@ -2,22 +2,20 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
 from fedhist.data.task import Task
 from fedhist.simulation.checkpoint import Checkpoints, Interrupted, Saved, asked_to_stop, put_back, taken
+from fedhist.simulation.hooks import OnRound
 from fedhist.simulation.plan import Plan
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Simulated
 from fedhist.store.history import LOSS, History
 from fedhist.store.recording import Tape
-
-OnRound = Callable[[int, Sequence[History]], None]
-"""Called after every round with its number and the histories, so far, of the runs that take it together."""
 
 SUSPICIOUS_LOSS = 50.0
 """A loss from which on it is compared with that of the first model, whose evaluation others are spared."""

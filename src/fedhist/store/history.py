@@ -1,6 +1,7 @@
 """The course of a run, and the files that keep it."""
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +136,9 @@ class History:
     """``(rounds,)``: how many models clients had been sent by then."""
     received: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """``(rounds,)``: how many uploads had arrived by then, also those that were not used."""
+
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """A random name that a run keeps when it is resumed; it is not saved with the results."""
 
     def __post_init__(self) -> None:
         if len(self.closed) != len(self.arrived):

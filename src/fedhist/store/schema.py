@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from fedhist.errors import brief
 
@@ -49,6 +49,15 @@ class Event(BaseModel):
     time: float
     round: Count
     event: Text
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        """Where one entry stands for several events, say how many."""
+        for name in ("times", "since"):
+            value = (self.__pydantic_extra__ or {}).get(name, 1)
+            if type(value) is not int or not 0 <= value < 2**53:
+                raise ValueError(f"{name} must be a whole number from 0 to 2^53, got {brief(value)}")
+        return self
 
 
 @cache

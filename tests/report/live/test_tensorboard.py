@@ -30,10 +30,8 @@ def _installed() -> None:
 
 @pytest.mark.usefixtures("_installed")
 def test_all_evaluations_are_written(task: fh.Task, tmp_path: Path) -> None:
-    with TensorBoard(tmp_path) as board:
-        runs = fh.compare(
-            ["fedavg", "fedhist"], task, k=2, rounds=9, seeds=2, eval_every=4, faults=fh.Faults(nan=0.2), on_round=board
-        )
+    faulty = {"faults": fh.Faults(nan=0.2), "on_round": TensorBoard(tmp_path)}
+    runs = fh.compare(["fedavg", "fedhist"], task, k=2, rounds=9, seeds=2, eval_every=4, **faulty)
     assert {path.name for path in tmp_path.iterdir()} == {history.name for history in runs}
     for history in runs:
         found = written(tmp_path / history.name)
@@ -63,11 +61,29 @@ def test_a_resumed_run_is_neither_twice_nor_half_there(task: fh.Task, tmp_path: 
     for file in run.iterdir():
         file.write_bytes(file.read_bytes()[:-7])  # not all had reached the disk
     for _ in range(2):  # the second time there is nothing left to do
-        with TensorBoard(tmp_path / "board") as again:
-            history = fh.simulate("fedhist", task, **rest, checkpoint=state, on_round=again)  # type: ignore[arg-type]
+        again = TensorBoard(tmp_path / "board")
+        history = fh.simulate("fedhist", task, **rest, checkpoint=state, on_round=again)  # type: ignore[arg-type]
         found = written(run)
         assert [step for step, _ in found["accuracy"]] == history.round
         assert [value for _, value in found["accuracy"]] == pytest.approx(history.accuracy)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_board_can_be_used_again(task: fh.Task, tmp_path: Path) -> None:
+    """By the same run when it is resumed, and by another one of the same name."""
+
+    def stop(round_: int, _: object) -> None:
+        if round_ == 5:
+            raise KeyboardInterrupt
+
+    board, rest = TensorBoard(tmp_path / "board"), {"k": 2, "rounds": 8, "eval_every": 2, "checkpoint_every": 0}
+    with pytest.raises(KeyboardInterrupt):
+        fh.simulate("fedavg", task, **rest, checkpoint=tmp_path / "state", on_round=[board, stop])
+    fh.simulate("fedavg", task, **rest, checkpoint=tmp_path / "state", on_round=board)
+    (run,) = (tmp_path / "board").iterdir()
+    assert [step for step, _ in written(run)["loss"]] == [2, 4, 6, 8]
+    other = fh.simulate("fedavg", task, k=2, rounds=3, lr=0.5, on_round=board)
+    assert [value for _, value in written(run)["loss"]] == pytest.approx(other.loss)
 
 
 @pytest.mark.usefixtures("_installed")
@@ -85,7 +101,7 @@ def test_without_the_package_a_sentence_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 def test_each_evaluation_is_fresh_once(task: fh.Task) -> None:
-    seen: dict[tuple[str, int], int] = {}
+    seen: dict[str, int] = {}
     rounds = []
 
     def on_round(round_: int, histories: Sequence[fh.History]) -> None:

@@ -2,15 +2,11 @@
 
 from collections.abc import Iterator, MutableMapping, Sequence
 
+from fedhist.store.events import count_until
 from fedhist.store.history import Evaluation, History
 
-Seen = MutableMapping[tuple[str, int], int]
-"""How many evaluations of each method and seed have been returned already."""
-
-
-def count(history: History, event: str, until: int | None = None) -> int:
-    """Return how often an event has happened in a run, up to a round."""
-    return sum(each["event"] == event and (until is None or each["round"] <= until) for each in history.events)
+Seen = MutableMapping[str, int]
+"""How many evaluations of each run, by its `id`, have been returned already."""
 
 
 def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
@@ -22,8 +18,8 @@ def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
         "virtual_time": evaluation.time,
         "staleness/mean": evaluation.mean_staleness,
         "staleness/max": evaluation.max_staleness,
-        "uploads/rejected": count(history, "rejected", evaluation.round),
-        "uploads/dropped": count(history, "dropped", evaluation.round),
+        "uploads/rejected": count_until(history.events, "rejected", evaluation.round),
+        "uploads/dropped": count_until(history.events, "dropped", evaluation.round),
         "epsilon": evaluation.epsilon,
         **{f"class_accuracy/{label:03d}": value for label, value in enumerate(evaluation.per_class)},
     }
@@ -33,7 +29,6 @@ def figures(history: History, evaluation: Evaluation) -> dict[str, float]:
 def fresh(histories: Sequence[History], seen: Seen) -> Iterator[tuple[History, list[Evaluation]]]:
     """Return the evaluations that were not returned before, run by run, and count them as seen."""
     for history in histories:
-        run = history.method, history.seed
-        if new := history.evaluations[seen.get(run, 0) :]:
+        if new := history.evaluations[seen.get(history.id, 0) :]:
             yield history, new
-            seen[run] = len(history.evaluations)
+            seen[history.id] = len(history.evaluations)

@@ -1,7 +1,6 @@
 """Evaluations as TensorBoard event files."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from fedhist.report.live.figures import Seen, figures, fresh
 from fedhist.store.history import History
 
 
-class TensorBoard(AbstractContextManager["TensorBoard"]):
+class TensorBoard:
     """An `on_round` hook that writes every evaluation for TensorBoard, in a folder for each method and seed.
 
     The horizontal axis is the round; virtual time is one of the curves. A run that is resumed from a checkpoint
@@ -57,9 +56,8 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
         return self._writers[name]
 
     def close(self) -> None:
-        """Write what is left; calling the hook again is an error."""
+        """Write what is left; a run that is passed after that is written from its first evaluation on."""
         for writer in self._writers.values():
             writer.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._writers.clear()
+        self._seen.clear()

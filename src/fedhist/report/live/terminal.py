@@ -14,9 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedhist.report.live.figures import Seen, count, fresh
+from fedhist.report.live.figures import Seen, fresh
 from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
 from fedhist.report.table import mean, over
+from fedhist.store.events import count
 from fedhist.store.history import ACCURACY, DIVERGED, History
 
 WINDOW = 30.0  # seconds over which the rate is taken
@@ -236,7 +237,9 @@ def _facts(histories: Sequence[History]) -> list[Fact]:
     latest = [history.evaluations[-1] for history in live]
     staleness = mean([evaluation.mean_staleness for evaluation in latest])
     facts.append(Fact("staleness", UNKNOWN if staleness is None else f"{staleness:.1f}"))
-    rejected, dropped = (sum(count(history, event) for history in histories) for event in ("rejected", "dropped"))
+    rejected, dropped = (
+        sum(count(history.events, event) for history in histories) for event in ("rejected", "dropped")
+    )
     facts.append(Fact("rejected", f"{rejected:,}"))
     spent = known(evaluation.epsilon for evaluation in latest)
     facts += [Fact("dropped", f"{dropped:,}")] if dropped else []
