@@ -75,6 +75,8 @@ class Saved:
         for name in METRICS:
             lists[name] = [[r, dict(values)] for r, values in getattr(session.result, name).items()]
         facts.pop("screen")
+        # All but these stay as they are once they are in the list.
+        lists["counted"] = [[place, each] for place, each in enumerate(lists["events"]) if "times" in each]
         accounts = source.exchange.accounts
         state = self._described() | lists | {
             "num_clients": session.options.num_clients,

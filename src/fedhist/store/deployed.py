@@ -92,10 +92,12 @@ def read_state(folder: Path) -> State | None:
     try:
         if "evaluations" not in facts:
             facts = _of_version_5(facts)
+        for place, event in facts.get("counted", ()):
+            facts["events"][place] = event
         counts = whole("expected", facts["expected"], 0), whole("round", facts["server"]["round"], 0)
         require(max(counts) < MOST, "its numbers are absurd")
         require(isinstance(facts["run"], str), "its run has no name")
-    except (KeyError, TypeError, AttributeError, InvalidInput) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FedHistError(f"{folder} holds a run that cannot be resumed: {reason(error)}.") from error
     return State(tensors, facts)
 
