@@ -72,7 +72,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_all_stands_for_every_method() -> None:
-    assert len(methods_of(settings(strategy="all"))) == len(METHODS) == 22
+    assert len(methods_of(settings(strategy="all"))) == len(METHODS) == 23
 
 
 def test_privacy_is_put_around_every_method() -> None:

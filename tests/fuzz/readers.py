@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import pickle
-import shutil
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -32,9 +31,7 @@ from fedhist.paper.cells import Cell
 from fedhist.report.curves import draw_curves
 from fedhist.report.table import rows
 from fedhist.simulation.arms import as_arm
-from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, State, export, read_state
 from fedhist.store.files import read_bytes
-from fedhist.store.journal import Journal
 from tests.data.batches import idx, python2
 from tests.fuzz.mutations import inside_gzip, inside_zip
 from tests.world.fedscale import CPH1801, capacities
@@ -328,33 +325,6 @@ def use_checkpoint(resumed: list[fh.History], _: Path) -> None:
     assert resumed[0].evaluations == finished().evaluations
 
 
-def server_files(tmp: Path) -> Files:
-    """A server's snapshot, and a journal of three more rounds."""
-    shutil.copytree(Path(__file__).parents[1] / "flower" / "old" / "fedhist", tmp / "state")
-    state = read_state(tmp / "state")
-    assert state is not None
-    journal = Journal(tmp / "state" / CHECKPOINT, KINDS[0], GROWING)
-    for round_ in range(4, 8):
-        facts = state.facts | {"server": state.facts["server"] | {"round": round_}}
-        tables = {
-            name: torch.cat([t, t[-1:]][: 1 + (round_ > 4)]) for name, t in state.tensors.items() if "rows." in name
-        }
-        state = state._replace(tensors={**state.tensors, **tables}, facts=facts)
-        state.tensors["model"].add_(1)
-        journal.write(state.tensors, facts, {"strategy.G": torch.tensor([0])})
-        journal.wait()
-    journal.close()
-    return contents(tmp / "state")
-
-
-def use_server(state: State | None, folder: Path) -> None:
-    if state is None:
-        return
-    before = folder / "model.safetensors", folder / "history"
-    assert export(folder, *before).facts["server"]["round"] <= 7
-    fh.History.load(before[1])
-
-
 def device_files(_: Path) -> Files:
     rows = [f"{i},{0.01 + i / 100},{1e6 + i},2e7,0.05" for i in range(9)]
     return {
@@ -404,6 +374,4 @@ READERS = {
         checkpoint_files, lambda folder: fh.simulate_many([trial()], checkpoint=folder), use_checkpoint
     ),
     "devices": Reader(device_files, read_device_files, use_devices),
-    "server": Reader(server_files, read_state, use_server),
-    "forged server": Reader(server_files, read_state, use_server, forged=True),
 }

@@ -23,9 +23,10 @@ from tests.fuzz.commands import COMMANDS
 from tests.fuzz.forging import forge, swell
 from tests.fuzz.mutations import mutated, put_in_the_way
 from tests.fuzz.readers import READERS as SINGLE, Files, Reader
+from tests.fuzz.servers import SERVERS
 
 TIMES, SEED = int(os.environ.get("FEDHIST_FUZZ", "100")), os.environ.get("FEDHIST_FUZZ_SEED", "0")
-READERS = SINGLE | COMMANDS
+READERS = SINGLE | COMMANDS | SERVERS
 SECONDS, MEMORY = 20, 2 << 30
 """Time after which a reader is taken to hang, and bytes that it and the use of its result may take."""
 

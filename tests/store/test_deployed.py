@@ -23,7 +23,7 @@ def test_model_and_history_of_a_dead_server(name: str, tmp_path: Path) -> None:
     """These servers were killed after the fourth round; in each, clients add -5/6 of 1, 2, 3 … on average."""
     shutil.copytree(OLD / name, tmp_path / "state")
     model, history = tmp_path / "out" / "model.safetensors", tmp_path / "history"
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "state"), str(model), "--history", str(history)])
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "state"), str(model), "--out", str(history)])
     assert done.exit_code == 0, done.output
     assert "after 4 rounds" in done.output
     found = load_file(model)

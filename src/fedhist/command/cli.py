@@ -289,18 +289,18 @@ def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look 
 def export(
     state: Annotated[Path, typer.Argument(help="Folder that a server on a network saves its state in.")],
     model: Annotated[Path, typer.Argument(help="File for the model: a state dict as safetensors.")],
-    history: Annotated[
+    out: Annotated[
         Path | None, typer.Option(help="Folder for the run's history, for `fedhist report` and simulations.")
     ] = None,
 ) -> None:
     """Get the model and the history out of the checkpoint of a server on a network, dead or alive."""
     from fedhist.store.deployed import export as write  # noqa: PLC0415
 
-    found = write(state, model, history)
+    found = write(state, model, out)
     rounds = found.facts["server"]["round"]
     _say(f"{found.facts['method']} after {rounds:,} rounds: the model is in {from_here(model.resolve())}.")
-    if history is not None:
-        _say(f"Its history is in {from_here(history.resolve())}.")
+    if out is not None:
+        _say(f"Its history is in {from_here(out.resolve())}.")
 
 
 @app.command()

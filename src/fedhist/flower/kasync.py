@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +14,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedhist.errors import FedHistError, flag, positive, require, whole
+from fedhist.errors import FedHistError, positive, whole
 from fedhist.flower.evaluation import EvaluateFn
-from fedhist.flower.mail import check_clients_half, config_of
-from fedhist.flower.metrics import checked
-from fedhist.flower.network import NetworkOptions
+from fedhist.flower.mail import config_of
+from fedhist.flower.options import Options
 from fedhist.flower.session import Session
-from fedhist.flower.wire import Trainable
-from fedhist.options import option
 from fedhist.simulation.checkpoint import claimed
-from fedhist.simulation.hooks import Hooks, listed, watching
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.hooks import watching
 from fedhist.store.deployed import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class KAsync(ServerOptions, NetworkOptions):
+class KAsync(Options):
     """Any fedhist strategy as a Flower strategy: exactly K uploads close a round, without waiting for the others.
 
     The model goes to every node once. The first K uploads make a new one, which goes to those K nodes while the
@@ -77,37 +73,7 @@ class KAsync(ServerOptions, NetworkOptions):
         as in a simulation. One that has a method `close` is closed when the run ends, however it ends.
     """
 
-    k: int = dataclasses.field(default=10, kw_only=False, metadata=ServerOptions.__dataclass_fields__["k"].metadata)
-    num_clients: int | None = option(None, "How many different clients may take part.", "Method")
-    authenticated: bool = option(False, "Only nodes with registered keys are admitted.", "Network")
-    min_available_nodes: int | None = None
-    trainable: Trainable = None
-    checkpoint: str | Path | None = None
-    checkpoint_every: float | None = None
-    metrics: Mapping[str, bool] | None = None
-    on_round: Hooks | None = None
-
     session: Session = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.bad_updates != "accept", "bad_updates='accept' is for simulations; a network may send anything.")
-        k, clients, nodes, every = self.k, self.num_clients, self.min_available_nodes, self.checkpoint_every
-        self._check_network(k)
-        fits = clients is None or whole("num_clients", clients, 1) >= k
-        require(fits, f"k={k} uploads a round need at least as many clients, got num_clients={clients}.")
-        whole("min_available_nodes", k if nodes is None else nodes, 1)
-        flag("authenticated", self.authenticated)
-        require(
-            every is None, f"checkpoint_every={every} is not an option any more: each round is saved beside the next."
-        )
-        fits = self.record is None or self.max_round_wait is None
-        require(
-            fits, f"record needs K uploads in every round, so max_round_wait must be None, got {self.max_round_wait}."
-        )
-        self._set(metrics=checked(self.metrics))
-        check_clients_half(self.method, clients, recorded=self.record is not None)
-        listed(self.on_round)
 
     @property
     def history(self) -> History:

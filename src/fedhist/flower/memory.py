@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from fedhist.errors import InvalidInput
+from fedhist.flower.options import Options
 from fedhist.flower.source import AT_ONCE
 from fedhist.flower.wire import Wire
 from fedhist.store.recording import in_units
@@ -16,14 +16,11 @@ from fedhist.strategies import FedHist, Strategy
 from fedhist.strategies.cache import Cached
 from fedhist.strategies.memory import buffer_bytes
 
-if TYPE_CHECKING:
-    from fedhist.flower.kasync import KAsync
-
 TYPICAL_SPREAD = 5
 """How many times N/K rounds the slowest of N clients takes where some are a few times as slow as others."""
 
 
-def planned(options: KAsync, method: Strategy, wire: Wire, expected: int, room: int) -> Iterator[str]:
+def planned(options: Options, method: Strategy, wire: Wire, expected: int, room: int) -> Iterator[str]:
     """Return what the server will need, line by line; raise if the strategy's memory alone is more than there is.
 
     `method` is the strategy as it will be set up.
@@ -54,7 +51,7 @@ def planned(options: KAsync, method: Strategy, wire: Wire, expected: int, room: 
         yield f"this is more than half of the memory: {_remedies(options)}"
 
 
-def _remedies(options: KAsync) -> str:
+def _remedies(options: Options) -> str:
     """Return how the method could do with less."""
     parts = [*options.method.strategy.modules()]
     found = []

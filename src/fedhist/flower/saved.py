@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedhist.errors import FedHistError, reason
 from fedhist.flower.exchange import DELTA
+from fedhist.flower.options import Options
+from fedhist.flower.source import Network
+from fedhist.flower.wire import Wire
 from fedhist.options import options_of, values_of
 from fedhist.simulation.checkpoint import NOT_DESCRIBED
+from fedhist.simulation.server import Server
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, METRICS, State
 from fedhist.store.history import MOST_CLIENTS
 from fedhist.store.journal import Journal
 from fedhist.strategies import Private, Strategy
 from fedhist.strategies.memory import touched_rows
-
-if TYPE_CHECKING:
-    from fedhist.flower.session import Session
 
 BYTES = "bytes"
 
@@ -35,8 +37,8 @@ def privates(strategy: Strategy) -> list[Private]:
 class Saved:
     """The checkpoint of a session."""
 
-    def __init__(self, session: Session, folder: Path) -> None:
-        self._session, self.folder = session, folder
+    def __init__(self, folder: Path, options: Options, wire: Wire) -> None:
+        self.folder, self._options, self._wire = folder, options, wire
         self._journal = Journal(folder / CHECKPOINT, KINDS[0], GROWING)
         self.round = 0
         """The last round that is known to be on the disk."""
@@ -48,7 +50,7 @@ class Saved:
             if (stored := state.get(name)) != value:
                 held = f"{self.folder} holds a run with {name}={stored!r}"
                 raise FedHistError(f"{held}, this one has {value!r}; use another folder.")
-        before, now = state.get("num_clients"), self._session.options.num_clients
+        before, now = state.get("num_clients"), self._options.num_clients
         fits = before == now or (before is not None and now is not None and now > before)
         if not fits:
             held = f"{self.folder} holds a run with num_clients={before!r}, this one has {now!r}"
@@ -56,7 +58,7 @@ class Saved:
 
     def _described(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""
-        options, wire = self._session.options, self._session.wire
+        options, wire = self._options, self._wire
         return {
             "method": options.method.name,
             "authenticated": options.authenticated,
@@ -66,36 +68,35 @@ class Saved:
             "trained": wire.trained,
         }
 
-    def begin(self) -> None:
+    def begin(self, server: Server, source: Network, result: Result, expected: int, setting: dict[str, Any]) -> None:
         """Save the round that was closed just now, while the next one is under way."""
-        session, source = self._session, self._session.source
-        session.server.refuse_hidden_state()
-        tensors, facts = session.server.state()
+        server.refuse_hidden_state()
+        tensors, facts = server.state()
         lists = {name: facts.pop(name) for name in ("events", "evaluations")}
         for name in METRICS:
-            lists[name] = [[r, dict(values)] for r, values in getattr(session.result, name).items()]
+            lists[name] = [[r, dict(values)] for r, values in getattr(result, name).items()]
         facts.pop("screen")
         # All but these stay as they are once they are in the list.
         lists["counted"] = [[place, each] for place, each in enumerate(lists["events"]) if "times" in each]
         accounts = source.exchange.accounts
         state = self._described() | lists | {
-            "num_clients": session.options.num_clients,
-            "expected": session.expected,
+            "num_clients": self._options.num_clients,
+            "expected": expected,
             "server": facts,
             "elapsed": source.now,
             "traffic": [source.exchange.models, source.exchange.uploads],
             "clients": dict(source.exchange.numbers),
             "admitted": sorted(accounts.admitted) if accounts else [],
             "run": source.run,
-            "history": {"metrics": session.server.history.metrics, "setting": session.setting()},
+            "history": {"metrics": server.history.metrics, "setting": setting},
             "screens": {part: screen.state() for part, screen in source.exchange.screens.items()},
             "configs": {kind: _as_json(config) for kind, config in source.configs.items()},
         }  # fmt: skip
         arrivals = source.arrivals
-        rows = {} if arrivals is None else touched_rows(session.server.strategy, arrivals)
+        rows = {} if arrivals is None else touched_rows(server.strategy, arrivals)
         rows = {f"strategy.{name}": where for name, where in rows.items()}
         self._journal.write({**tensors, **source.state()[0]}, state, rows)
-        self._begun = session.server.round
+        self._begun = server.round
 
     def wait(self) -> None:
         """Return when all that was begun is on the disk; raise an OSError if it could not be written."""
@@ -106,14 +107,14 @@ class Saved:
         """Write what was begun, and end."""
         self._journal.close()
 
-    def restore(self, before: State) -> None:
-        """Let the session continue where the one before was."""
-        session, source, (tensors, state) = self._session, self._session.source, before
+    def restore(self, before: State, server: Server, source: Network, result: Result, room: int) -> None:
+        """Let a server with room for so many clients continue where the one before was."""
+        tensors, state = before
         try:
-            tensors = _with_more_clients(tensors, session.server.state()[0], state["num_clients"], session.room)
+            tensors = _with_more_clients(tensors, server.state()[0], state["num_clients"], room)
             lists = {name: state[name] for name in ("events", "evaluations")}
             exchange = source.exchange
-            session.server.restore(tensors, state["server"] | lists | {"screen": state["screens"][DELTA]})
+            server.restore(tensors, state["server"] | lists | {"screen": state["screens"][DELTA]})
             source.restore([tensors])
             for part in exchange.screens.keys() & state["screens"].keys() - {DELTA}:
                 exchange.screens[part].restore(state["screens"][part])
@@ -121,9 +122,9 @@ class Saved:
             exchange.models, exchange.uploads = map(int, state.get("traffic", (0, 0)))
             if exchange.accounts is not None:
                 exchange.accounts.admitted.update(state["admitted"])
-            self.round = self._begun = session.server.round
+            self.round = self._begun = server.round
             for name in METRICS:
-                setattr(session.result, name, {int(r): MetricRecord(values) for r, values in state[name]})
+                setattr(result, name, {int(r): MetricRecord(values) for r, values in state[name]})
             for kind, config in state["configs"].items():
                 source.configs[kind].update(_from_json(config))
             source.evaluations.resume()

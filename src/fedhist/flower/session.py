@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -27,6 +27,7 @@ from fedhist.flower.log import dated, log_end, log_round
 from fedhist.flower.memory import planned
 from fedhist.flower.network import MetricsFn
 from fedhist.flower.numbers import listed
+from fedhist.flower.options import Options
 from fedhist.flower.saved import Saved, privates
 from fedhist.flower.source import Network
 from fedhist.flower.wire import Wire, decode
@@ -40,16 +41,13 @@ from fedhist.strategies import FedHist, Strategy
 from fedhist.strategies.rules.fedhist import default_h
 from fedhist.strategies.screening import Rejected, Screen
 
-if TYPE_CHECKING:
-    from fedhist.flower.kasync import KAsync
-
 
 class Session:
     """One call of :meth:`KAsync.start`."""
 
     def __init__(
         self,
-        options: KAsync,
+        options: Options,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int,
@@ -65,7 +63,7 @@ class Session:
             model, rest = self.wire.split(state)
         except Rejected as error:
             raise FedHistError(f"initial_arrays cannot be used: {error}.") from None
-        self.saved = None if options.checkpoint is None else Saved(self, Path(options.checkpoint))
+        self.saved = None if options.checkpoint is None else Saved(Path(options.checkpoint), options, self.wire)
         before = None if self.saved is None else read_state(self.saved.folder)
         if self.saved is not None and before is not None:
             self.saved.check(before.facts)
@@ -91,7 +89,7 @@ class Session:
         if before is None or self.saved is None:
             self.source.begin()
         else:
-            self.saved.restore(before)
+            self.saved.restore(before, server, self.source, self.result, room)
 
     def _wait_for_nodes(self, grid: Grid) -> int:
         """Wait until there are enough nodes; return how many clients to expect."""
@@ -132,7 +130,7 @@ class Session:
         exchange = self.source.exchange
         return exchange.numbers.get(listed(node, exchange.nodes[node].identity))
 
-    def _tape(self, options: KAsync, model: Tensor, room: int, *, resumed: bool) -> Tape | None:
+    def _tape(self, options: Options, model: Tensor, room: int, *, resumed: bool) -> Tape | None:
         """Return what records the uploads, if they are to be recorded."""
         if options.record is None:
             return None
@@ -245,7 +243,7 @@ class Session:
         """Begin to save the round; where privacy is counted, wait until it is saved: nobody has been sent it yet."""
         self._wait()
         if self.saved is not None:
-            self.saved.begin()
+            self.saved.begin(self.server, self.source, self.result, self.expected, self.setting())
             if self.source.exchange.accounts is not None:
                 self._wait()
 
