@@ -6,6 +6,7 @@ For demonstrations and tests. What it starts it also stops, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from typing import Self
 APP = Path(__file__).parent
 BIN = Path(sys.executable).parent
 NAME = "loopback"
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def free_port() -> int:
@@ -54,6 +56,7 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",  # a second by default, on each end of each message
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
@@ -64,19 +67,38 @@ class Deployment:
         safety = f'root-certificates = "{self.secrets / "ca.crt"}"' if self.secrets else "insecure = true"
         config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{safety}\n'
         (self.folder / "flwr" / "config.toml").write_text(config)
-        self.start_superlink()
+        try:
+            self.start_superlink()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(list(self.processes), signal.SIGTERM)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop everything that was started; nothing short of SIGKILL interrupts that."""
+        impatient = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, impatient)
+        try:
+            self._stop(list(self.processes), signal.SIGTERM)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches this program alone, which then stops everything in order.
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], env=self.env, stdout=log, stderr=log, start_new_session=True
+                [str(BIN / command[0]), *command[1:]],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 (it calls the kernel and nothing else)
             )
 
     def start_superlink(self) -> None:
@@ -157,6 +179,12 @@ def _toml(config: Mapping[str, object]) -> str:
         for name, value in config.items()
     }
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in quoted.items())
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, even if that was killed (Linux)."""
+    if PRCTL is not None:
+        PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _signal(pids: Iterable[int], how: signal.Signals) -> None:
