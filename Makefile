@@ -1,5 +1,5 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
-# make flower-demo: the same on a real network of processes, one slow and one dying.   make docs: the site.
+# make flower-demo: Flower's FedAvg and KAsync on a real network of processes; two minutes.   make docs: the site.
 # make soak: what is random, for as long as you like: KILLS=300 kills at any moment, FUZZ=20000 damaged files of each kind.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,10 +18,10 @@ flower-demo: $(READY)
 	$(BIN)/python examples/flower/demo.py
 
 # The tests with real processes mostly wait, so they run beside the others, which share two cores.
-NETWORK := tests/flower/test_network.py
+NETWORK := tests/flower/test_network.py tests/flower/test_recipes.py
 test: lint
 	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=$(NETWORK); others=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NETWORK:%=--ignore=%); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
 # In memory where there is such a folder: each kill and each damaged file is a few writes that wait for the disk.
