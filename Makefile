@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.core
+FLOWER := .venv/.flower
 READY := .venv/.ready
 # PIP_CONSTRAINT, unlike -c, also reaches what is installed to build the package.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -14,7 +15,7 @@ demo: $(CORE)
 	@echo "FedAvg and FedHist, three seeds each, on 100 clients with skewed digits (examples/demo.toml)."
 	$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
 
-flower-demo: $(READY)
+flower-demo: $(FLOWER)
 	$(BIN)/python examples/flower/demo.py
 
 # The tests with real processes mostly wait, so they run beside the others, which share two cores.
@@ -54,6 +55,11 @@ $(CORE): pyproject.toml constraints.txt
 	$(PIP) --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch >/dev/null 2>&1 || \
 	echo "Its index cannot be reached: taking PyTorch from the usual one."; }
 	$(PIP) -e .
+	touch $@
+
+$(FLOWER): $(CORE)
+	@echo "Installing Flower as well."
+	$(PIP) -e '.[flower]'
 	touch $@
 
 $(READY): $(CORE)
