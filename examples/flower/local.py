@@ -47,6 +47,8 @@ class Processes:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         path = f"{BIN}:{os.environ['PATH']}"
         self.env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (env or {})
+        if modules := self.env.get("PYTHONPATH"):  # relative to where this program was started
+            self.env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, modules.split(os.pathsep)))
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -87,8 +87,7 @@ def test_on_one_machine_by_hand(local: ModuleType, tmp_path: Path) -> None:
         person.types(superlink, changes)
         person.listening("flower-superlink", int(changes["8000"]))
         person.types(nodes, changes)
-        shown = person.types(run, changes)
-        assert "round 1 closed" in shown, shown
+        person.types(run, changes)
     history = fh.History.load(person.folder / "history")  # relative to where the SuperLink was started
     assert history.clients.shape == (1, 3) and set(np.unique(history.clients)) == {0, 1, 2}
 
