@@ -60,10 +60,10 @@ def typist(local: ModuleType, folder: Path) -> Any:
         def types(self, block: str, changes: Mapping[str, str], name: str = "") -> str:
             """Type the lines of a block; servers go on in the background, the others must succeed."""
             lines = changed(block, changes).replace("\\\n", " ").splitlines(keepends=True)
-            for number, line in enumerate(lines):
-                if line.startswith("flower-"):
-                    self.start(f"{name or line.split()[0]}{number or ''}", "bash", "-c", f"exec {line}")
-            return self.does("".join(line for line in lines if not line.startswith("flower-")))
+            servers = [line for line in lines if re.match(r"(\w+=\S+ )*flower-", line)]
+            for number, line in enumerate(servers):
+                self.start(f"{name or 'server'}{number or ''}", "bash", "-c", line)
+            return self.does("".join(line for line in lines if line not in servers))
 
         def does(self, script: str) -> str:
             command, here = ["bash", "-euc", script], {"cwd": self.folder, "env": self.env}

@@ -84,9 +84,9 @@ def test_on_one_machine_by_hand(local: ModuleType, tmp_path: Path) -> None:
     changes = {each: str(local.free_port()) for each in ("8000", "9094", "9095", "9096")} | {"rounds=2": "rounds=1"}
     with typist(local, tmp_path / "example") as person:
         superlink, nodes, run = blocks("Run it by hand on this machine")
-        person.types(superlink, changes)
-        person.listening("flower-superlink", int(changes["8000"]))
-        person.types(nodes, changes)
+        person.types(superlink, changes, "superlink")
+        person.listening("superlink", int(changes["8000"]))
+        person.types(nodes, changes, "node")
         person.types(run, changes)
     history = fh.History.load(person.folder / "history")  # relative to where the SuperLink was started
     assert history.clients.shape == (1, 3) and set(np.unique(history.clients)) == {0, 1, 2}
@@ -99,8 +99,8 @@ def test_on_several_machines(local: ModuleType, tmp_path: Path) -> None:
     with typist(local, tmp_path / "example") as person:
         make, superlink, register, node, run = blocks("Run it on several machines")
         person.types(make, changes)
-        person.types(superlink, changes)
-        person.listening("flower-superlink", int(port))
+        person.types(superlink, changes, "superlink")
+        person.listening("superlink", int(port))
         person.types(register, changes)
         for part in range(3):
             own = {"node0": f"node{part}", "partition-id=0'": f"partition-id={part}' --port {local.free_port()}"}
