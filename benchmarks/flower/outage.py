@@ -30,24 +30,29 @@ class Apart(Deployment):
         self.listening("superlink", self.port)
 
 
+def saved(state: Path) -> int:
+    """Return when a checkpoint was last written; 0 is never."""
+    return max((file.stat().st_mtime_ns for file in state.glob("kasync.*")), default=0)
+
+
 def survived(folder: Path, seconds: float) -> tuple[float, float | None]:
     """Return how long the SuperLink was away, and after how many seconds the next round closed, if one did."""
-    state = folder / "state" / "kasync.safetensors"
+    state = folder / "state"
     with Apart(folder, ROOT / "tests" / "flower" / "app", database=True) as net:
         net.start("serverapp", "flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{net.port}")
         for part in range(3):
             net.start_node(f"node{part}", partition_id=part)
-        net.run(rounds=1000, checkpoint=state.parent, out=folder / "out")
-        while not state.exists():
+        net.run(rounds=1000, checkpoint=state, out=folder / "out")
+        while not saved(state):
             time.sleep(0.5)
         time.sleep(15)
         net.kill("superlink")
         killed = time.monotonic()
         time.sleep(seconds)
         net.start_superlink()
-        away, before = time.monotonic() - killed, state.stat().st_mtime_ns
+        away, before = time.monotonic() - killed, saved(state)
         while time.monotonic() - killed < away + 90:
-            if state.stat().st_mtime_ns > before:
+            if saved(state) > before:
                 return away, time.monotonic() - killed
             time.sleep(0.5)
         return away, None
