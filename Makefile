@@ -1,9 +1,10 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
-# make flower-demo: the same on a real network of processes, one slow and one dying.   make docs: the site.
+# make flower-demo: Flower's FedAvg and KAsync on a real network of processes; two minutes.   make docs: the site.
 # make soak: what is random, for as long as you like: KILLS=300 kills at any moment, FUZZ=20000 damaged files of each kind.
 PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.core
+FLOWER := .venv/.flower
 READY := .venv/.ready
 # PIP_CONSTRAINT, unlike -c, also reaches what is installed to build the package.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -14,14 +15,14 @@ demo: $(CORE)
 	@echo "FedAvg and FedHist, three seeds each, on 100 clients with skewed digits (examples/demo.toml)."
 	$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
 
-flower-demo: $(READY)
+flower-demo: $(FLOWER)
 	$(BIN)/python examples/flower/demo.py
 
 # The tests with real processes mostly wait, so they run beside the others, which share two cores.
-NETWORK := tests/flower/test_network.py
+NETWORK := tests/flower/test_network.py tests/flower/test_recipes.py
 test: lint
 	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=$(NETWORK); others=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NETWORK:%=--ignore=%); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
 # In memory where there is such a folder: each kill and each damaged file is a few writes that wait for the disk.
@@ -54,6 +55,11 @@ $(CORE): pyproject.toml constraints.txt
 	$(PIP) --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch >/dev/null 2>&1 || \
 	echo "Its index cannot be reached: taking PyTorch from the usual one."; }
 	$(PIP) -e .
+	touch $@
+
+$(FLOWER): $(CORE)
+	@echo "Installing Flower as well."
+	$(PIP) -e '.[flower]'
 	touch $@
 
 $(READY): $(CORE)

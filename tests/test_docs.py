@@ -42,7 +42,8 @@ NEEDS = {
     "privacy.md": ["flwr", "dp_accounting"],
 }
 NOT_RUN = "# not run:"
-OF_OTHERS = {"--database", "--isolation", "--help", "--version"}
+OF_FLOWER = {"--database", "--host", "--isolation", "--enable-supernode-auth", "--trusted-entities"}
+OF_OTHERS = OF_FLOWER | {"--disable-runtime-dependency-installation", "--help", "--version"}
 """Flags in the text that are not ours, or that every command has."""
 REMOVED = {"weight_floor", "ina_norms", "remember_fused", "leave_one_out", "relative_support"}
 """Options that docs/results.md has figures for, and that it says are gone."""

@@ -6,6 +6,7 @@ For demonstrations and tests. What it starts it also stops, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from typing import Self
 APP = Path(__file__).parent
 BIN = Path(sys.executable).parent
 NAME = "loopback"
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def free_port() -> int:
@@ -29,98 +31,68 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Deployment:
-    """A network of processes in a folder of its own.
+class Processes:
+    """Processes that write their logs into a folder, and end when this program does.
 
     Parameters
     ----------
     folder
-        Where logs, databases and certificates go.
-    app
-        Folder of the Flower app.
-    database
-        Whether the SuperLink keeps its state in a file.
-    secrets
-        Folder made by `secrets.sh`; with it everything is encrypted and SuperNodes must have a known key.
+        Where logs go.
+    env
+        Environment variables beside those of this program.
     """
 
-    def __init__(self, folder: Path, app: Path = APP, database: bool = False, secrets: Path | None = None) -> None:
-        self.folder, self.app, self.secrets = folder.resolve(), app.resolve(), secrets
-        self.database = self.folder / "superlink.db" if database else None
-        self.port = free_port()
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder.resolve()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.env = os.environ | {
-            "FLWR_HOME": str(self.folder / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+        path = f"{BIN}:{os.environ['PATH']}"
+        self.env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (env or {})
+        if modules := self.env.get("PYTHONPATH"):  # relative to where this program was started
+            self.env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, modules.split(os.pathsep)))
 
     def __enter__(self) -> Self:
-        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
-        safety = f'root-certificates = "{self.secrets / "ca.crt"}"' if self.secrets else "insecure = true"
-        config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{safety}\n'
-        (self.folder / "flwr" / "config.toml").write_text(config)
-        self.start_superlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(list(self.processes), signal.SIGTERM)
+        self.stop()
 
-    def _start(self, name: str, *command: str) -> None:
+    def start(self, name: str, *command: str) -> None:
+        """Start a process."""
         with (self.folder / f"{name}.log").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches this program alone, which then stops everything in order.
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], env=self.env, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 (it calls the kernel and nothing else)
             )
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens."""
-        kept = ["--database", str(self.database)] if self.database else []
-        if self.secrets:
-            files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            safety = [word for flag, file in files.items() for word in (f"--ssl-{flag}", str(self.secrets / file))]
-            safety.append("--enable-supernode-auth")
-        else:
-            safety = ["--insecure"]
-        self._start("superlink", "flower-superlink", *safety, "--host", "127.0.0.1", "--port", str(self.port), *kept)
-        deadline = time.monotonic() + 60
+    def listening(self, name: str, port: int, seconds: float = 60) -> None:
+        """Wait until a process listens."""
+        deadline = time.monotonic() + seconds
         while True:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
-            if time.monotonic() > deadline or self.processes["superlink"].poll() is not None:
-                raise RuntimeError(f"the SuperLink did not start:\n{self.log('superlink')[-2000:]}")
+            if time.monotonic() > deadline or self.processes[name].poll() is not None:
+                raise RuntimeError(f"{name} did not start:\n{self.log(name)[-2000:]}")
             time.sleep(0.2)
 
-    def start_node(self, name: str, key: Path | None = None, insecure: bool = False, **config: object) -> None:
-        """Start a SuperNode, with settings that its ClientApp finds in `context.node_config`."""
-        settings = _toml(config)
-        encrypted = self.secrets is not None and not insecure
-        safety = ["--root-certificates", str(self.secrets / "ca.crt")] if encrypted and self.secrets else ["--insecure"]
-        safety += ["--auth-supernode-private-key", str(key)] if key else []
-        link = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-        self._start(name, "flower-supernode", *safety, *link, "--node-config", settings)
-
-    def flwr(self, *arguments: str) -> str:
-        """Run a `flwr` command to its end."""
-        done = subprocess.run(
-            [str(BIN / "flwr"), *arguments], env=self.env, capture_output=True, text=True, check=False, timeout=120
-        )
-        if done.returncode:
-            raise RuntimeError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout
-
-    def run(self, **config: object) -> None:
-        """Start the app, and keep the log of its server in run.log."""
-        if "run" in self.processes:
-            self.kill("run")  # only the process that follows the log of the run before
-        self._start("run", "flwr", "run", str(self.app), NAME, "--stream", "-c", _toml(config))
+    def stop(self) -> None:
+        """Stop everything that was started; nothing short of SIGKILL interrupts that."""
+        impatient = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, impatient)
+        try:
+            self._stop(list(self.processes), signal.SIGTERM)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         """Stop a process and all that it has started."""
@@ -138,16 +110,70 @@ class Deployment:
                 process.wait()
         _signal(started - {process.pid for process in stopping}, signal.SIGKILL)  # those that are still there
 
+    def log(self, name: str) -> str:
+        """Return what a process has written."""
+        file = self.folder / f"{name}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+
+class Deployment(Processes):
+    """A SuperLink and SuperNodes without encryption, on ports that were free.
+
+    Parameters
+    ----------
+    folder
+        Where logs, the database and what Flower keeps go.
+    app
+        Folder of the Flower app.
+    database
+        Whether the SuperLink keeps its state in a file.
+    """
+
+    def __init__(self, folder: Path, app: Path = APP, database: bool = False) -> None:
+        env = {
+            "FLWR_HOME": str(folder.resolve() / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        super().__init__(folder, env)
+        self.app = app.resolve()
+        self.database = ["--database", str(self.folder / "superlink.db")] if database else []
+        self.port = free_port()
+
+    def __enter__(self) -> Self:
+        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
+        config = f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        (self.folder / "flwr" / "config.toml").write_text(config)
+        try:
+            self.start_superlink()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens."""
+        place = ["--host", "127.0.0.1", "--port", str(self.port)]
+        self.start("superlink", "flower-superlink", "--insecure", *place, *self.database)
+        self.listening("superlink", self.port)
+
+    def start_node(self, name: str, **config: object) -> None:
+        """Start a SuperNode, with settings that its ClientApp finds in `context.node_config`."""
+        link = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        self.start(name, "flower-supernode", "--insecure", *link, "--node-config", _toml(config))
+
+    def run(self, **config: object) -> None:
+        """Start the app, and keep the log of its server in run.log."""
+        if "run" in self.processes:
+            self.kill("run")  # only the process that follows the log of the run before
+        self.start("run", "flwr", "run", str(self.app), NAME, "--stream", "-c", _toml(config))
+
     def server_app(self) -> int | None:
         """Return the process that runs the ServerApp."""
         return next(
             (pid for pid in _descendants(self.processes["superlink"].pid) if "serverapp" in _command(pid)), None
         )
-
-    def log(self, name: str) -> str:
-        """Return what a process has written."""
-        file = self.folder / f"{name}.log"
-        return file.read_text(errors="replace") if file.exists() else ""
 
 
 def _toml(config: Mapping[str, object]) -> str:
@@ -157,6 +183,12 @@ def _toml(config: Mapping[str, object]) -> str:
         for name, value in config.items()
     }
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in quoted.items())
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, even if that was killed (Linux)."""
+    if PRCTL is not None:
+        PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _signal(pids: Iterable[int], how: signal.Signals) -> None:
@@ -185,12 +217,12 @@ def _descendants(pid: int) -> list[int]:
     return children + [each for child in children for each in _descendants(child)]
 
 
-def wait_for(file: Path, deployment: Deployment, seconds: float) -> None:
+def wait_for(file: Path, processes: Processes, seconds: float) -> None:
     """Wait until a file exists, at most until the run ends."""
     deadline = time.monotonic() + seconds
     while not file.exists():
-        ended = deployment.processes["run"].poll() is not None and not file.exists()
+        ended = processes.processes["run"].poll() is not None and not file.exists()
         if ended or time.monotonic() > deadline:
             what = "the run has ended" if ended else f"{seconds:g} s have passed"
-            raise TimeoutError(f"{what}, and {file} does not exist:\n{deployment.log('run')[-4000:]}")
+            raise TimeoutError(f"{what}, and {file} does not exist:\n{processes.log('run')[-4000:]}")
         time.sleep(0.2)

@@ -222,9 +222,11 @@ def test_a_round_writes_what_it_has_changed(tmp_path: Path) -> None:
     assert (written < whole / 4).all() and (written > 50_000 * 4 * 3).all()
 
 
-def test_only_the_owner_may_look_into_a_checkpoint(tmp_path: Path) -> None:
-    run(two(), rounds=3, checkpoint=tmp_path / "state")
-    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+def test_only_the_owner_may_look_into_checkpoints_recordings_and_histories(tmp_path: Path) -> None:
+    server = run(two(), rounds=3, checkpoint=tmp_path / "state", record=tmp_path / "a" / "tape")
+    server.history.save(tmp_path / "b" / "history")
+    for folder in ("state", "a/tape", "b/history"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "state").iterdir()} == {0o600}
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,19 +17,16 @@ import fedhist as fh
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+from tests.flower.processes import load_local
+
 APP = Path(__file__).parent / "app"
 
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("flower_local", EXAMPLE / "local.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["flower_local"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["flower_local"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.3")  # a second by default, on each end of each message
+        yield load_local()
 
 
 def good(history: fh.History, rounds: int, k: int) -> None:
@@ -95,25 +89,3 @@ def test_a_killed_server_app_and_a_restarted_superlink(local: ModuleType, tmp_pa
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["final"]["steps"] == 4  # no round was counted twice, none was dropped
     assert (fh.replay(tmp_path / "tape", "fedhist").distance == 0).all()
-
-
-def test_only_known_nodes_get_in(local: ModuleType, tmp_path: Path) -> None:
-    secrets = tmp_path / "secrets"
-    subprocess.run([str(EXAMPLE / "secrets.sh"), str(secrets), "3"], check=True, capture_output=True)
-    assert (secrets / "server.key").stat().st_mode & 0o077 == 0
-    with local.Deployment(tmp_path / "net", APP, secrets=secrets) as net:
-        for part in range(2):
-            net.flwr("supernode", "register", str(secrets / f"node{part}.pub"), local.NAME, "--name", f"site{part}")
-            net.start_node(f"node{part}", key=secrets / f"node{part}", partition_id=part)
-        net.start_node("stranger", key=secrets / "node2", partition_id=2)  # a key, but not a known one
-        net.start_node("nameless", partition_id=2)
-        net.start_node("plaintext", insecure=True, partition_id=2)
-        net.run(rounds=2, out=tmp_path / "out")
-        local.wait_for(tmp_path / "out" / "summary.json", net, 120)
-        for name in ("stranger", "nameless", "plaintext"):
-            log = net.log(name).lower()
-            assert "supernode id" not in log, log
-    history = fh.History.load(tmp_path / "out")
-    good(history, 2, 2)
-    assert set(np.unique(history.clients)) == {0, 1}
-    assert [event["event"] for event in history.events].count("joined") == 2

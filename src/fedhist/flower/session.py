@@ -137,6 +137,9 @@ class Session:
         about = about_recording(options, self.num_rounds, self.wire.num_params, room, self.wire.dtype)
         if not resumed:
             check_room({options.record: about}, resumable=options.checkpoint is not None)
+        with contextlib.suppress(OSError):  # which the tape raises as well, in a sentence
+            options.record.parent.mkdir(parents=True, exist_ok=True)
+            options.record.mkdir(0o700, exist_ok=True)
         return Tape(options.record, about, model)
 
     def run(self) -> Result:

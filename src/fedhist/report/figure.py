@@ -77,7 +77,7 @@ class Section:
         """The methods in figures: all, or the best if there are many."""
         self.note = f" Of {len(every)} methods the best {len(best)} are drawn." if len(best) < len(every) else ""
         self.histories = [history for method in self.methods for history in self.runs[method]]
-        self.deployed = any(history.task.startswith("Flower") for history in self.histories)
+        self.deployed = any(history.deployed for history in self.histories)
         """Whether these are runs of a network, where time is in seconds."""
 
     def by_method(self, of: Callable[[History], ArrayLike | None]) -> dict[str, list[NDArray[Any]]]:

@@ -185,6 +185,11 @@ class History:
         return run_name(self.method, self.seed)
 
     @property
+    def deployed(self) -> bool:
+        """Whether this is a run of clients on a network, where time is in seconds."""
+        return self.task.startswith("Flower")
+
+    @property
     def rounds(self) -> int:
         """The number of rounds."""
         return len(self.clients)
@@ -320,7 +325,8 @@ class History:
             "per_client.npz": self.per_client,
         }
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700 if self.deployed else 0o777, exist_ok=True)  # of real clients: not for everybody's eyes
             for name in ("summary.json", *tables, *texts):
                 (folder / name).unlink(missing_ok=True)
             for name, table in tables.items():
