@@ -24,7 +24,8 @@ from fedhist.simulation.engine import compare as compare, simulate as simulate, 
 from fedhist.simulation.methods import Method as Method
 from fedhist.simulation.replay import Replay as Replay, replay as replay
 from fedhist.simulation.trial import Trial as Trial
-from fedhist.store.history import Comparison as Comparison, Evaluation as Evaluation, History as History
+from fedhist.store.comparison import Comparison as Comparison
+from fedhist.store.history import Evaluation as Evaluation, History as History
 from fedhist.store.recording import Recording as Recording
 from fedhist.strategies import (
     ACED as ACED,

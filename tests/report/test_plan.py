@@ -14,7 +14,7 @@ import fedhist as fh
 from fedhist.report.plan import Findings
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.sweep import KINDS, Choice, Regime, Sweep, Swept, regimes
-from fedhist.store.history import Comparison
+from fedhist.store.comparison import Comparison
 
 UNTIL, TARGET = 100.0, 0.8
 Times = Mapping[str, Sequence[float | None]]

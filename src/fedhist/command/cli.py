@@ -37,7 +37,8 @@ from fedhist.errors import DivergedError, InvalidInput, exit_with_sentence
 from fedhist.store.files import slug
 
 if TYPE_CHECKING:
-    from fedhist.store.history import Comparison, History
+    from fedhist.store.comparison import Comparison
+    from fedhist.store.history import History
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -148,7 +149,7 @@ def resume(
 
 def _carry_out(folder: RunFolder, quiet: bool, tensorboard: bool, log_json: bool, inexact: bool = False) -> None:
     """Run what a folder was claimed for, from its checkpoint if it has one, and write the results."""
-    from fedhist.store.history import Comparison  # noqa: PLC0415
+    from fedhist.store.comparison import Comparison  # noqa: PLC0415
 
     where, diverged = from_here(folder.path), None
     with resumable(folder):

@@ -16,7 +16,8 @@ from fedhist.simulation.engine import compare
 from fedhist.simulation.hooks import Hooks
 from fedhist.simulation.methods import METHODS, Method, as_method, describe
 from fedhist.simulation.trial import ROUNDS
-from fedhist.store.history import Comparison, run_name
+from fedhist.store.comparison import Comparison
+from fedhist.store.history import run_name
 from fedhist.strategies import Private
 from fedhist.world.speeds import SlowGroup, Speeds, as_speeds
 

@@ -9,7 +9,8 @@ from fedhist.report.cost import amount
 from fedhist.report.figure import counted, listed
 from fedhist.report.measure import primary
 from fedhist.report.statistics import Ratio, ratio
-from fedhist.store.history import Comparison, History
+from fedhist.store.comparison import Comparison
+from fedhist.store.history import History
 
 QUESTION = "Is asynchrony worth it here?"
 UNDECIDED = "These runs do not say"

@@ -12,8 +12,9 @@ from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
 from fedhist.report.learning import course_of
 from fedhist.report.measure import Measure, primary
+from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
-from fedhist.store.history import Comparison, History
+from fedhist.store.history import History
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")

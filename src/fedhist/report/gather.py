@@ -12,7 +12,8 @@ from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.options import options_of
 from fedhist.report.measure import UNKNOWN, Measure, last, measures, primary, target_of
 from fedhist.simulation.trial import NOT_COMPARED, Trial
-from fedhist.store.history import ACCURACY, DIVERGED, Comparison, History
+from fedhist.store.comparison import Comparison
+from fedhist.store.history import ACCURACY, DIVERGED, History
 from fedhist.store.tables import ARRIVALS
 
 T = TypeVar("T")

@@ -22,8 +22,9 @@ from fedhist.report.measure import UNKNOWN, Measure, last
 from fedhist.report.statistics import FEWEST_PAIRS, Paired, half_width, holm, paired
 from fedhist.report.table import WORST_CLIENTS, Row, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.simulation.trial import Trial
+from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
-from fedhist.store.history import ACCURACY, DIVERGED, Comparison
+from fedhist.store.history import ACCURACY, DIVERGED
 
 INTERVAL = "95 % interval"
 FEW_GROUPS = 3  # up to which a page shows all at once and in full

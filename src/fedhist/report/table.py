@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fedhist.report.cost import WORDS, Spent, differ_in_pace, spent
 from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
 from fedhist.report.tiers import worst_clients
-from fedhist.store.history import Comparison, History
+from fedhist.store.comparison import Comparison
+from fedhist.store.history import History
 
 WORST_CLIENTS = "worst tenth of clients"
 

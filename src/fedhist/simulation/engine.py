@@ -26,7 +26,8 @@ from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_wav
 from fedhist.simulation.run import Run, recording_of
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.wave import Rewind, Wave
-from fedhist.store.history import Comparison, History, run_name
+from fedhist.store.comparison import Comparison
+from fedhist.store.history import History, run_name
 from fedhist.store.recording import check_room
 from fedhist.strategies import Strategy
 

@@ -20,8 +20,9 @@ from fedhist.simulation.engine import simulate_many
 from fedhist.simulation.hooks import watching
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import Trial
+from fedhist.store.comparison import Comparison
 from fedhist.store.files import parse_json, read_text, whole_file
-from fedhist.store.history import LOSS, Comparison, History
+from fedhist.store.history import LOSS, History
 from fedhist.world.clocks import rounds_until, schedule_of
 from fedhist.world.closing import Synchronous
 

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, SupportsIndex, overload
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -377,28 +377,3 @@ def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
         numbers += [v for v in (each.accuracy, *each.per_class, *(each.metrics or {}).values()) if v is not None]
         plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_METRIC
         require(plausible, f"its evaluation after round {each.round} holds absurd numbers")
-
-
-class Comparison(list[History]):
-    """The runs of a comparison, methods in the order given and seeds within each.
-
-    ``runs[3]`` is one history, ``runs["FedHist"]`` the list of that method's histories.
-    """
-
-    @property
-    def methods(self) -> list[str]:
-        """The names of the methods compared."""
-        return list(dict.fromkeys(history.method for history in self))
-
-    @overload
-    def __getitem__(self, key: SupportsIndex) -> History: ...
-    @overload
-    def __getitem__(self, key: str) -> list[History]: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[History]: ...
-    def __getitem__(self, key: SupportsIndex | str | slice) -> History | list[History]:
-        if not isinstance(key, str):
-            return super().__getitem__(key)
-        if key not in self.methods:
-            raise unknown("method", key, self.methods)
-        return [history for history in self if history.method == key]
