@@ -77,7 +77,7 @@ class Tried(Cached):
 
 
 class Bold(Nowcast):
-    """Nowcast without its careful start: trusted and lengthened by what is measured, from the first round."""
+    """Nowcast without its careful start: trusted by what is measured, from the first round."""
 
     branch_free = True
 

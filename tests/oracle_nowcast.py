@@ -21,7 +21,7 @@ def ratio(x: float, y: float) -> float:
 class Nowcast(Cached):
     """Eqs. 1 to 8 of the page, in its letters."""
 
-    delta, rho, calibrate, restore = 0.3, 0.95, True, True
+    delta, rho, calibrate, restore = 0.2, 0.95, True, True
 
     def __init__(self, num_clients: int, k: int, **options: Any) -> None:
         super().__init__(num_clients, k, **options)
@@ -84,6 +84,6 @@ class Nowcast(Cached):
         shared = max(0.0, self.smooth("q", q))
         noise = max(0.0, self.smooth("m", m) - shared)
         s = ratio(shared, shared + noise / k)
-        if norm(a) == 0.0 or self.starting():
+        if norm(a) == 0.0:
             return a
         return a * (self.trust * sum(norm(x) for x in z) / k / norm(a)) ** s
