@@ -95,6 +95,13 @@ def test_tuning_sees_neither_the_test_set_nor_the_tested_seeds() -> None:
         assert LAST < len(evaluations) <= league.EVALUATIONS
 
 
+def test_a_table_can_be_tested_with_other_seeds() -> None:
+    pair = SETTINGS["full"]["rare-10"], ENTRANTS["FedHist"]
+    choice = league.Choice(0.1, 1.0, {}, alike=True)
+    assert [cell.seed for cell in league.tested_cells(pair, choice, 3, 200)] == [200, 201, 202]
+    assert [cell.seed for cell in league.tested_cells(pair, choice, 2)] == [100, 101]
+
+
 def test_keys_tell_all_runs_apart() -> None:
     choice = Choice(0.01, 1.0, {}, alike=True)
     cells = [c for pair in EVERY_PAIR for c in (*league.tuning_cells(pair), *league.tested_cells(pair, choice, 5))]
@@ -276,6 +283,7 @@ def test_parts_share_the_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("arguments", "sentence"),
     [
         (["--seeds", "0"], "seeds must be at least 1, got 0."),
+        (["--first-seed", "0"], "first_seed must be above 0, with which rates are chosen, got 0."),
         (["--setting", "rare-11"], "unknown setting 'rare-11': did you mean 'rare-10'?"),
         (["--scale", "huge"], "scale must be 'full' or 'smoke', got 'huge'."),
         (["--part", "3/2"], "part must look like 2/8, the second of eight shares, got '3/2'."),

@@ -355,7 +355,8 @@ def league(
     ] = None,
     setting: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     scale: Annotated[str, typer.Option(help="full: for a GPU; smoke: minutes on two cores.")] = "full",
-    seeds: Annotated[int, typer.Option(help="How many seeds are tested, counted from 100.")] = 5,
+    seeds: Annotated[int, typer.Option(help="How many seeds are tested.")] = 5,
+    first_seed: Annotated[int, typer.Option(help="The first of them; others than 100 test a table anew.")] = 100,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and the picture.")] = Path("league"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
@@ -367,8 +368,8 @@ def league(
     from fedhist.paper.compete import compete  # noqa: PLC0415
 
     compete(
-        scale=scale, strategies=strategy, settings=setting, seeds=seeds, out=out, device=device, data_dir=data_dir,
-        part=part, redraw=redraw, packed=pack,
+        scale=scale, strategies=strategy, settings=setting, seeds=seeds, first_seed=first_seed, out=out, device=device,
+        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
     )  # fmt: skip
 
 

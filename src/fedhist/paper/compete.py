@@ -6,14 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import choice, unknown, whole
+from fedhist.errors import choice, require, unknown, whole
 from fedhist.paper.cells import Cell
 from fedhist.paper.league import (
     BASELINE,
     ENTRANTS,
+    FIRST_SEED,
     SETTINGS,
     SHIPPED,
     SIDE_BY_SIDE,
+    TUNING_SEED,
     Choice,
     Entrant,
     Setting,
@@ -38,6 +40,7 @@ def compete(
     strategies: Sequence[str] | None = None,
     settings: Sequence[str] | None = None,
     seeds: int = 5,
+    first_seed: int = FIRST_SEED,
     out: str | Path = "league",
     device: str = "auto",
     data_dir: str | Path | None = None,
@@ -57,6 +60,8 @@ def compete(
         if name not in known:
             raise unknown("setting", name, known)
     whole("seeds", seeds, 1)
+    fits = whole("first_seed", first_seed, 0) > TUNING_SEED
+    require(fits, f"first_seed must be above {TUNING_SEED}, with which rates are chosen, got {first_seed}.")
     named, share = _named(strategies or [], entrants), share_of(part)
     specs = {entrant.spec for entrant in named.values()}
     there = {name: each for name, each in _there_before(out, entrants).items() if name not in specs}
@@ -69,7 +74,7 @@ def compete(
     trials = {key: tuning_cells(_pair(key, everybody)) for key in keys}
     tried = _finished("to choose rates", trials, own, session)
     choices = {key: found for key in keys if (found := chosen(tried, _pair(key, everybody))) is not None}
-    tests = {key: tested_cells(_pair(key, everybody), found, seeds) for key, found in choices.items()}
+    tests = {key: tested_cells(_pair(key, everybody), found, seeds, first_seed) for key, found in choices.items()}
     runs = _finished("on the test set", tests, [key for key in own if key in tests], session)
     _show(session, [_played(setting, everybody, choices, tests, runs) for setting in shown])
     session.end(packed, shortened)

@@ -244,7 +244,7 @@ def chosen(runs: Results, pair: Pair) -> Choice | None:
     return Choice(*best, tried, alike=pair[0].local_steps == 1 and pair[1].alike)
 
 
-def tested_cells(pair: Pair, choice: Choice, seeds: int) -> list[Cell]:
+def tested_cells(pair: Pair, choice: Choice, seeds: int, first: int = FIRST_SEED) -> list[Cell]:
     """Return a method's runs on the test set."""
-    which = range(FIRST_SEED, FIRST_SEED + seeds)
+    which = range(first, first + seeds)
     return [cell_of(pair, choice.lr, choice.server_lr, seed) for seed in which]
