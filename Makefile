@@ -9,7 +9,7 @@ READY := .venv/.ready
 # PIP_CONSTRAINT, unlike -c, also reaches what is installed to build the package.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo flower-demo test soak lint format docs clean
+.PHONY: demo flower-demo test soak lint format docs wheel-lowest wheel-newest clean
 
 demo: $(CORE)
 	@echo "FedAvg and FedHist, three seeds each, on 100 clients with skewed digits (examples/demo.toml)."
@@ -66,6 +66,10 @@ $(READY): $(CORE)
 	@echo "Installing what tests and documents need as well."
 	$(PIP) -e '.[dev]'
 	touch $@
+
+# The wheel alone with the lowest, or the newest, versions of what it needs: make wheel-lowest INSTEAD=torch==2.13.0
+wheel-lowest wheel-newest:
+	$(PYTHON) .ci/wheel.py $(@:wheel-%=%) $(INSTEAD)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
