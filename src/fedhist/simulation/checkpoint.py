@@ -90,8 +90,7 @@ def claimed(folder: Path, files: str, *, private: bool = False) -> Iterator[None
     """
     with contextlib.ExitStack() as lock:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(0o700 if private else 0o777, exist_ok=True)
+            folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
             lock.enter_context(locked(folder))
             remove_parts(folder, f".{files}.*")
         except BlockingIOError:

@@ -325,8 +325,8 @@ class History:
             "per_client.npz": self.per_client,
         }
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(0o700 if self.deployed else 0o777, exist_ok=True)  # of real clients: not for everybody's eyes
+            mode = 0o700 if self.deployed else 0o777  # of real clients: not for everybody's eyes
+            folder.mkdir(mode, parents=True, exist_ok=True)
             for name in ("summary.json", *tables, *texts):
                 (folder / name).unlink(missing_ok=True)
             for name, table in tables.items():
