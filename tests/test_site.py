@@ -110,3 +110,13 @@ def test_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> No
     import picture  # type: ignore[import-not-found]  # noqa: PLC0415
 
     assert picture.FILE.read_text() == picture.picture()
+
+
+def test_the_race_is_what_its_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import race  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    drawn, runs = race.FILE.read_text(encoding="utf-8"), race.both()
+    assert [int(rounds) for rounds in re.findall(r"(\d+) rounds<", drawn)] == [run.rounds for run in runs]
+    for run, shown in zip(runs, re.findall(r"(\d+) %, ", drawn), strict=True):
+        assert 100 * run.final_accuracy == pytest.approx(int(shown), abs=5)  # processors round differently
