@@ -1,6 +1,6 @@
 """How often a run is thrown off in its first rounds: five steps, β = 0.1, N/K = 100, LeNet, held-back data of CIFAR-10.
 
-python benchmarks/start.py --data-dir DIR nowcast tried:Bold fedbuff
+python benchmarks/start.py --data-dir DIR nowcast tried:Start:share=0,lengthen=true fedbuff
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 import fedhist as fh
 from fedhist.paper.league import SETTINGS, Entrant, cell_of
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tried:Bold is found
+sys.path.insert(0, str(Path(__file__).parent))  # so that tried:Start is found
 ROUNDS, EVERY, HIGH = 40, 5, 5.0
 """Rounds, evaluations, and a loss that is high: the first model's is 2.3."""
 

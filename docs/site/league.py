@@ -18,16 +18,29 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "league.md"]
 SHOWN = ROOT / "docs" / "league" / f"{PICTURE}.png"
 ALT = "How many points each method is behind the best, on average over all settings, in the order of the table above."
+SHOWN_ROWS, SHOWN_COLUMNS = 12, ["method", "points behind the best", "at worst", "best or level", "server state, N = 1,000"]
 MARKED = re.compile(r"(<!-- league:(?!end)(\w+) -->\n).*?(<!-- league:end -->)", flags=re.S)
+
+
+def short(summary: str) -> str:
+    """Return the first rows of the summary and the columns that fit beside each other on any screen."""
+    head, line, *rows = [row.strip("| ").split(" | ") for row in summary.splitlines() if row.startswith("|")]
+    kept = [head.index(name) for name in SHOWN_COLUMNS]
+    table = [head, line, *rows[:SHOWN_ROWS]]
+    more = f"and {len(rows) - SHOWN_ROWS} more, down to {rows[-1][kept[1]]} points behind"
+    return "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in table) + f"\n\n… {more}."
 
 
 def filled(page: Path, made: Path) -> str:
     """Return a page with the tables of a folder where its markers are."""
 
     def part(found: re.Match[str]) -> str:
-        table = made / f"{found[2]}.md"
-        picture = f"![{ALT}]({SHOWN.relative_to(page.parent)})"
-        text = picture if found[2] == "picture" else table.read_text(encoding="utf-8").rstrip()
+        if found[2] == "picture":
+            text = f"![{ALT}]({SHOWN.relative_to(page.parent)})"
+        elif found[2] == "short":
+            text = short((made / "summary.md").read_text(encoding="utf-8"))
+        else:
+            text = (made / f"{found[2]}.md").read_text(encoding="utf-8").rstrip()
         return f"{found[1]}\n{text}\n\n{found[3]}"
 
     return MARKED.sub(part, page.read_text(encoding="utf-8"))
