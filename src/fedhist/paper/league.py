@@ -131,6 +131,7 @@ ENTRANTS: Mapping[str, Entrant] = {
     "WKAFL": Entrant("wkafl"),
     "REFL": Entrant("refl"),
     "FedHist": Entrant("fedhist"),
+    "Nowcast": Entrant("nowcast"),
     "FedProx": Entrant("fedprox", _against_drift),
     "SCAFFOLD": Entrant("scaffold", _against_drift_of_sgd),
     "FedAsync, K = 1": Entrant("fedasync", _of_other_pace, k=1, alike=False),
