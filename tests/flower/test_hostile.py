@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ def test_with_keys_names_have_no_effect() -> None:
     assert np.unique(claimed.clients).tolist() == [0]
     assert np.unique(proven.history.clients).tolist() == [0, 1, 2]
     assert set(proven.session.source.exchange.numbers) == {"node 1", "node 2", "node 3"}
+
+
+def test_a_client_with_a_new_name_in_every_upload_takes_no_numbers_of_others() -> None:
+    count = itertools.count()
+
+    def renamed(message: Message) -> Message:
+        return reply(
+            message, {name: each - 1 for name, each in received(message).items()}, 10, identity=f"x{next(count)}"
+        )
+
+    grid = network({1: renamed, 2: moved(-1.0, identity="a")})
+    for node in (3, 4):
+        grid.clock.at(20.0, lambda node=node: grid.add(node, moved(-1.0, identity=f"late {node}")))
+    server = run(grid, rounds=40, num_clients=6, evaluate_every=0)
+    assert not rejections(server)
+    known = server.session.source.exchange.numbers
+    assert {"client a", "client late 3", "client late 4"} < set(known) and len(known) == 6
+    assert len(set(known.values())) == 6
 
 
 NASTY = "a\x1b[2J\r\nERROR: all is lost\u202e\x00\ud800"
