@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from fedhist.errors import reason
 from fedhist.flower.log import log_evaluation
-from fedhist.flower.metrics import directions, numbers_in
+from fedhist.flower.metrics import as_record, directions, numbers_in
 from fedhist.flower.nodes import Note
 from fedhist.flower.pulls import Unreadable
 from fedhist.flower.replies import examples_in, reported, without_arrays
@@ -141,7 +141,7 @@ class Evaluations:
     def _take_in(self, done: Central, time: float, *, last: bool) -> None:
         """Keep what an evaluation on the server has found; the first one must succeed, of later ones the last."""
         try:
-            metrics = done.future.result()
+            metrics = as_record("evaluate_fn", done.future.result())
             self._succeeded = True
         except Exception as error:
             again = last and not self._central and done.attempt < ATTEMPTS
@@ -164,7 +164,7 @@ class Evaluations:
     def _keep_clients(self, round_: int, replies: dict[int, Message], time: float) -> None:
         """Keep what clients have found: their mean, and what each of them has."""
         try:
-            metrics = self._aggregate(round_, [*replies.values()])
+            metrics = as_record("aggregate_evaluate()", self._aggregate(round_, [*replies.values()]))
         except Exception as error:  # it may be the user's, and replies may hold anything
             self.note(time, "evaluation failed", reason=f"{type(error).__name__}: {reason(error)}", after=round_)
             return

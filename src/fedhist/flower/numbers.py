@@ -54,7 +54,7 @@ class Numbers(dict[str, int]):
             self._next += 1
         if self._next < self.num_clients:
             return self._next
-        if before in self:
+        if before is not None and before in self:
             return self._given_up(before)
         if not self._gone and self._looked != self._nodes.changes:  # which goes through all clients
             self._looked = self._nodes.changes
