@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedhist as fh
 from fedhist.flower import received, reply
@@ -112,6 +112,32 @@ def test_counts_are_counts(count: int) -> None:
     server = run(grid, rounds=4, start={**BATCHNORM, "n": torch.tensor(7)}, evaluate_every=0)
     assert {event["node"] for event in rejections(server)} == {3}
     assert final(server)["n"] == 11
+
+
+def test_counts_of_batches_never_fall() -> None:
+    def spoilt(message: Message) -> Message:
+        return reply(message, {**received(message), "num_batches_tracked": torch.tensor(-(10**9))}, 10)
+
+    start = {"w": torch.ones(4), "num_batches_tracked": torch.tensor(7)}
+    server = run(network({1: moved(1), 2: moved(1), 3: spoilt}), rounds=4, start=start, evaluate_every=0)
+    reasons = {event["reason"] for event in rejections(server)}
+    assert reasons == {"entry 'num_batches_tracked' is a count of batches and must not fall"}
+    assert final(server)["num_batches_tracked"] == 11
+
+
+@pytest.mark.parametrize(
+    "values", [np.full(4, 1e300), np.frombuffer(b"\1" * 4 * np.longdouble().itemsize, np.longdouble)]
+)
+def test_numbers_that_do_not_fit_are_rejected_without_a_warning(values: np.ndarray[Any, Any]) -> None:
+    """The second are bit patterns that no arithmetic yields, where the type has such."""
+
+    def change(content: RecordDict) -> None:
+        content["arrays"]["w"] = Array(values)
+
+    server = run(network({1: bad(change), 2: moved(-1.0), 3: moved(-1.0)}), rounds=2, evaluate_every=0)
+    reasons = {event["reason"] for event in rejections(server)}
+    assert reasons <= {"the model holds NaN or infinity"}
+    assert all(torch.isfinite(each).all() for each in final(server).values())
 
 
 def three_names() -> FakeGrid:

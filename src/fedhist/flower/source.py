@@ -18,7 +18,7 @@ from fedhist.flower.mail import FIRST, MAIL as MAIL_RECORD, RUN, read_mail, sent
 from fedhist.flower.network import NetworkOptions
 from fedhist.flower.pulls import Pulls, Unreadable
 from fedhist.flower.replies import MOST_EXAMPLES, examples_in, identity_in, reported, without_arrays
-from fedhist.flower.wire import Rest, State, Wire, as_record, write_model
+from fedhist.flower.wire import BATCHES, Rest, State, Wire, as_record, write_model
 from fedhist.simulation.server import Server
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.lengths import in_range
@@ -299,6 +299,8 @@ class Network:
             grown = rest[name].double() - sent_rest[name].double()  # which cannot overflow
             if bool((grown.abs() > MOST_EXAMPLES).any()):
                 raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
+            if name.endswith(BATCHES) and bool((grown < 0).any()):
+                raise Rejected(f"entry {name!r} is a count of batches and must not fall")
             rest[name] = grown
         moved = [values - sent_rest[name] for name, values in rest.items() if name not in self.wire.counts]
         lengths = {DELTA: length, STATISTICS: math.hypot(*map(norm_of, moved))}
