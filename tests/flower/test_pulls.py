@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhis
 from flwr.app import Error, Message
 
 import fedhist as fh
-from fedhist.flower import pulls
+from fedhist.flower import pulls, source
 from fedhist.flower.pulls import Pulls, Unreadable
 from tests.flower.grid import FakeGrid, VirtualClock
 from tests.flower.helpers import final, kinds, moved, rejections, run
@@ -83,18 +86,36 @@ class Blocking(Delivering):
     def __init__(self) -> None:
         super().__init__()
         self.comes = threading.Event()
+        self.blocked: set[threading.Thread] = set()
 
     def unpack(self) -> None:
+        self.blocked.add(threading.current_thread())
         assert self.comes.wait(60)
+
+    def wait(self, calls: list[Future[Any]], _: float) -> Any:
+        """Wait for a call that does not block, however slow this machine is."""
+        while not calls[0].done() and set(_threads()) - self.blocked:
+            time.sleep(0)
+        return wait(calls, 0)
+
+    def end(self) -> None:
+        """Let the reply come."""
+        self.comes.set()
+        for thread in _threads():
+            thread.join()
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pull"]
 
 
 def test_a_reply_that_does_not_come_blocks_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulls, "PATIENCE", 0.02)
-    monkeypatch.setattr(pulls, "PATIENCE_ALONE", 0.01)
     grid = Blocking()
+    monkeypatch.setattr(source, "HttpGrid", Blocking)  # or it would be taken for one that does not block
+    monkeypatch.setattr(pulls, "wait", grid.wait)
     for node in (1, 2, BAD):
         grid.add(node, signed)
-    server = run(grid, rounds=8, on_round=lambda done, _: grid.comes.set() if done == 6 else None, evaluate_every=0)
+    server = run(grid, rounds=8, on_round=lambda done, _: grid.end() if done == 6 else None, evaluate_every=0)
     assert [nodes for nodes in grid.calls if BAD in nodes][:2] == [{1, 2, BAD}, {BAD}]
     assert kinds(server).count("failed") == 3
     assert server.history.clients[:6].tolist() == [[0, 1]] * 6
@@ -106,20 +127,21 @@ def test_errors_of_the_network_are_not_those_of_a_reply() -> None:
     def refused(_: list[str]) -> list[Message]:
         raise httpx.HTTPStatusError("403", request=httpx.Request("POST", "http://x"), response=httpx.Response(403))
 
-    own = Pulls(refused, lambda _: 1)
+    own = Pulls(refused, lambda _: 1, beside=True)
     own.expect("m")
     with pytest.raises(httpx.HTTPStatusError):
         list(own.turns(64))
 
 
-def test_what_is_not_wanted_any_more_is_not_asked_for() -> None:
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_is_not_wanted_any_more_is_not_asked_for(beside: bool) -> None:
     asked: list[list[str]] = []
 
     def unreadable(messages: list[str]) -> list[Message]:
         asked.append(messages)
         raise ValueError("bad\nnews")
 
-    own = Pulls(unreadable, {"a": 1, "b": 2}.get)
+    own = Pulls(unreadable, {"a": 1, "b": 2}.get, beside=beside)
     for message in ("a", "old", "b"):
         own.expect(message)
     assert list(own.turns(64)) == [[]]

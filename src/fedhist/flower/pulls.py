@@ -40,10 +40,15 @@ class Pulls:
         Returns the replies there are to some messages.
     node_of
         Returns the node that was sent a message; None if its reply is not wanted any more.
+    beside
+        Whether calls may block, and so are made beside the server's loop. In one process they do not, and passing them
+        to a thread would take longer than the calls.
     """
 
-    def __init__(self, pull: Callable[[list[str]], list[Message]], node_of: Callable[[str], int | None]) -> None:
-        self._pull, self._node_of = pull, node_of
+    def __init__(
+        self, pull: Callable[[list[str]], list[Message]], node_of: Callable[[str], int | None], *, beside: bool
+    ) -> None:
+        self._pull, self._node_of, self._beside = pull, node_of, beside
         self._outstanding: deque[str] = deque()
         self._alone: set[int] = set()  # nodes that are asked for one by one
         self._late: deque[tuple[list[str], Future[list[Message]]]] = deque()  # calls that are not done yet
@@ -74,7 +79,7 @@ class Pulls:
                 yield self._came(turn, self._called(turn), PATIENCE_ALONE if alone else PATIENCE)
 
     def _called(self, turn: list[str]) -> Future[list[Message]]:
-        """Begin a call in a thread that does not keep the process from ending."""
+        """Begin a call; beside the loop, in a thread that does not keep the process from ending."""
         call = Future[list[Message]]()
 
         def run() -> None:
@@ -83,12 +88,15 @@ class Pulls:
             except BaseException as error:  # it is raised where the result is asked for
                 call.set_exception(error)
 
-        threading.Thread(target=run, name="pull", daemon=True).start()
+        if self._beside:
+            threading.Thread(target=run, name="pull", daemon=True).start()
+        else:
+            run()
         return call
 
     def _came(self, turn: list[str], call: Future[list[Message]], seconds: float | None) -> list[Message | Unreadable]:
         """Return the replies that a call has brought, the oldest first; nothing if it takes longer than that."""
-        if not wait([call], seconds or 0).done:
+        if not call.done() and not wait([call], seconds or 0).done:
             if len(turn) > 1:
                 self._one_by_one(turn)
                 turn = []

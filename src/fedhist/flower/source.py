@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
 from torch import Tensor
 
 from fedhist.errors import require
@@ -69,7 +70,7 @@ class Network:
         def pull(messages: list[str]) -> list[Message]:
             return self.options.patiently(partial(self.grid.pull_messages, messages))
 
-        self._pulls = Pulls(pull, self._node_of)
+        self._pulls = Pulls(pull, self._node_of, beside=isinstance(self.grid, HttpGrid))
 
     @property
     def now(self) -> float:
