@@ -154,6 +154,11 @@ def test_metrics_are_aggregated_as_the_user_says() -> None:
     assert server.session.result.evaluate_metrics_clientapp == {1: {"loss": 3.0}, 2: {"loss": 3.0}}
 
 
+def test_that_all_nodes_train_may_be_said() -> None:
+    server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=2, fraction_train=1.0, evaluate_every=0)
+    assert final(server)["w"].tolist() == [-2.0] * 4
+
+
 def test_a_function_that_fails_at_metrics_does_not_end_the_run() -> None:
     def fails(records: list[RecordDict], _: str) -> MetricRecord:
         return MetricRecord({"x": float(records[0]["metrics"]["missing"])})
