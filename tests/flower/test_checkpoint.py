@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 import fedhist as fh
 from fedhist.flower import received, reply
-from fedhist.store.deployed import CHECKPOINT
+from fedhist.store import snapshot
+from fedhist.store.deployed import CHECKPOINT, read_state
 from fedhist.store.journal import Journal
 from tests.flower.grid import Behaviour, FakeGrid
 from tests.flower.helpers import Killed, final, kasync, kill_in, kinds, moved, network, run
@@ -62,6 +64,25 @@ def test_entries_that_are_not_trained_are_resumed(tmp_path: Path) -> None:
     run(network({1: counts, 2: counts}), rounds=2, start=start, checkpoint=tmp_path)
     after = final(run(network({1: counts, 2: counts}), rounds=4, start=start, checkpoint=tmp_path))
     assert {name: values.tolist() for name, values in after.items()} == {"w": [4, 4], "running_mean": [4, 4], "n": 9}
+
+
+def test_a_server_killed_as_it_replaces_the_journal_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(two(), rounds=4, checkpoint=tmp_path)
+    write = snapshot.write
+
+    def killed_after(*args: Any, **more: Any) -> None:
+        write(*args, **more)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(snapshot, "write", killed_after)
+        run(two(), rounds=6, checkpoint=tmp_path)
+    state = read_state(tmp_path)
+    assert state is not None and state.facts["server"]["round"] == 5
+    assert state.model()["w"].tolist() == [-5.0] * 4
+    assert state.history().rounds == 5
 
 
 def test_a_resumed_run_may_be_longer_or_shorter(tmp_path: Path) -> None:
@@ -236,7 +257,7 @@ def test_a_server_that_could_not_save_for_a_while_saves_everything_later(
     write = Journal._append
 
     def sometimes(self: Journal, changed: dict[str, torch.Tensor]) -> None:
-        if self._step in (3, 4):
+        if self.step in (3, 4):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, changed)
 

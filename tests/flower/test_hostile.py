@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedhist[flower]')")
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedhist as fh
 from fedhist.flower import received, reply
@@ -113,6 +114,32 @@ def test_counts_are_counts(count: int) -> None:
     assert final(server)["n"] == 11
 
 
+def test_counts_of_batches_never_fall() -> None:
+    def spoilt(message: Message) -> Message:
+        return reply(message, {**received(message), "num_batches_tracked": torch.tensor(-(10**9))}, 10)
+
+    start = {"w": torch.ones(4), "num_batches_tracked": torch.tensor(7)}
+    server = run(network({1: moved(1), 2: moved(1), 3: spoilt}), rounds=4, start=start, evaluate_every=0)
+    reasons = {event["reason"] for event in rejections(server)}
+    assert reasons == {"entry 'num_batches_tracked' is a count of batches and must not fall"}
+    assert final(server)["num_batches_tracked"] == 11
+
+
+@pytest.mark.parametrize(
+    "values", [np.full(4, 1e300), np.frombuffer(b"\1" * 4 * np.longdouble().itemsize, np.longdouble)]
+)
+def test_numbers_that_do_not_fit_are_rejected_without_a_warning(values: np.ndarray[Any, Any]) -> None:
+    """The second are bit patterns that no arithmetic yields, where the type has such."""
+
+    def change(content: RecordDict) -> None:
+        content["arrays"]["w"] = Array(values)
+
+    server = run(network({1: bad(change), 2: moved(-1.0), 3: moved(-1.0)}), rounds=2, evaluate_every=0)
+    reasons = {event["reason"] for event in rejections(server)}
+    assert reasons <= {"the model holds NaN or infinity"}
+    assert all(torch.isfinite(each).all() for each in final(server).values())
+
+
 def three_names() -> FakeGrid:
     """Nodes 2 and 3 call themselves what node 1 does."""
     return network({node: moved(-1.0, identity="ward 7") for node in (1, 2, 3)})
@@ -124,6 +151,24 @@ def test_with_keys_names_have_no_effect() -> None:
     assert np.unique(claimed.clients).tolist() == [0]
     assert np.unique(proven.history.clients).tolist() == [0, 1, 2]
     assert set(proven.session.source.exchange.numbers) == {"node 1", "node 2", "node 3"}
+
+
+def test_a_client_with_a_new_name_in_every_upload_takes_no_numbers_of_others() -> None:
+    count = itertools.count()
+
+    def renamed(message: Message) -> Message:
+        return reply(
+            message, {name: each - 1 for name, each in received(message).items()}, 10, identity=f"x{next(count)}"
+        )
+
+    grid = network({1: renamed, 2: moved(-1.0, identity="a")})
+    for node in (3, 4):
+        grid.clock.at(20.0, lambda node=node: grid.add(node, moved(-1.0, identity=f"late {node}")))
+    server = run(grid, rounds=40, num_clients=6, evaluate_every=0)
+    assert not rejections(server)
+    known = server.session.source.exchange.numbers
+    assert {"client a", "client late 3", "client late 4"} < set(known) and len(known) == 6
+    assert len(set(known.values())) == 6
 
 
 NASTY = "a\x1b[2J\r\nERROR: all is lost\u202e\x00\ud800"

@@ -183,9 +183,15 @@ def test_waiting_for_replies_looks_at_those_that_are_overdue_only() -> None:
 def test_a_plan_that_cannot_fit_is_refused_with_figures(tmp_path: Path) -> None:
     start = {"w": torch.zeros(1000)}
     with pytest.raises(
-        fh.InvalidInput, match=r"CA2FL would keep .* TB for 1,000,000,000 clients, and this machine has"
+        fh.InvalidInput, match=r"CA2FL would keep .* TB for 1,000,000,000 clients, and .* of memory are free"
     ):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=10**9, start=start)
     with pytest.raises(fh.InvalidInput, match=r"memory_dtype=bfloat16 halves it, sketch=4096 keeps sketches"):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="fedhist:h=1000000000", num_clients=10**9, start=start)
     assert kinds(run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=10, start=start))
+
+
+def test_a_container_may_have_less_memory_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedhist.flower.memory.available", lambda _: 1000)
+    with pytest.raises(fh.InvalidInput, match=r"CA2FL would keep .* for 40 clients, and 1.0 KB of memory are free"):
+        run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=40)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,6 +154,11 @@ def test_metrics_are_aggregated_as_the_user_says() -> None:
     assert server.session.result.evaluate_metrics_clientapp == {1: {"loss": 3.0}, 2: {"loss": 3.0}}
 
 
+def test_that_all_nodes_train_may_be_said() -> None:
+    server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=2, fraction_train=1.0, evaluate_every=0)
+    assert final(server)["w"].tolist() == [-2.0] * 4
+
+
 def test_a_function_that_fails_at_metrics_does_not_end_the_run() -> None:
     def fails(records: list[RecordDict], _: str) -> MetricRecord:
         return MetricRecord({"x": float(records[0]["metrics"]["missing"])})
@@ -160,6 +166,37 @@ def test_a_function_that_fails_at_metrics_does_not_end_the_run() -> None:
     server = run(network({1: moved(-1.0), 2: moved(-1.0)}), rounds=2, train_metrics_aggr_fn=fails, evaluate_every=0)
     assert kinds(server).count("metrics failed") == 2
     assert final(server)["w"].tolist() == [-2.0] * 4
+
+
+def test_callbacks_may_return_numbers_of_numpy_and_pytorch(tmp_path: Path) -> None:
+    """They are saved in the checkpoint, which knows only Python's."""
+
+    def numbers(*_: object) -> Any:
+        return {"loss": np.float32(0.5), "accuracy": torch.tensor(0.25), "each": np.array([1.0, 2.0])}
+
+    options: dict[str, Any] = {"train_metrics_aggr_fn": numbers, "evaluate_metrics_aggr_fn": numbers}
+    for rounds in (2, 3):  # the second time it is resumed
+        grid = network({1: moved(-1.0), 2: moved(-1.0)})
+        server = run(grid, rounds=rounds, evaluate_fn=numbers, evaluate_every=1, checkpoint=tmp_path, **options)
+        result = server.session.result
+        metrics = result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
+        for each in metrics:
+            assert dict(each[rounds]) == {"loss": 0.5, "accuracy": 0.25, "each": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "low"}, 0.5, {"loss": None}])
+def test_callbacks_that_return_something_else_are_told(wrong: Any, tmp_path: Path) -> None:
+    def function(*_: object) -> Any:
+        return wrong
+
+    def grid() -> FakeGrid:
+        return network({1: moved(-1.0), 2: moved(-1.0)})
+
+    server = run(grid(), rounds=2, train_metrics_aggr_fn=function, evaluate_every=0, checkpoint=tmp_path)
+    failed = [event["reason"] for event in server.history.events if event["event"] == "metrics failed"]
+    assert len(failed) == 2 and "must return a MetricRecord of numbers" in failed[0]
+    with pytest.raises(fh.InvalidInput, match="evaluate_fn must return a MetricRecord of numbers"):
+        run(grid(), rounds=2, evaluate_fn=function)
 
 
 def test_flowers_strategies_for_privacy_on_the_server_are_refused() -> None:

@@ -48,6 +48,7 @@ class Model:
 
 def same(path: Path, model: Model) -> None:
     tensors, state = read(path, [KIND], GROWING)
+    assert state.pop(journal.STEP) > 0
     assert state == model.state()
     assert tensors.keys() == model.tensors().keys()
     for name, tensor in model.tensors().items():
@@ -163,6 +164,34 @@ def test_a_kill_between_the_snapshot_and_the_end_of_its_journal(path: Path) -> N
     snapshot.write(path, KIND, model.tensors(), model.state() | {journal.STEP: 4})
     own.close()
     journal_of(path).write_bytes(records)
+    same(path, model)
+
+
+@pytest.mark.parametrize("snapshot_is_there", [True, False])
+def test_a_journal_left_behind_is_not_taken_for_that_of_a_later_writer(
+    path: Path, snapshot_is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is resumed, writes its first snapshot, and is killed before it has removed the journal of the last."""
+    model, first = Model(), Journal(path, KIND, GROWING)
+    for _ in range(4):
+        write(first, model, model.advance())
+    first.close()
+    second = Journal(path, KIND, GROWING)
+    if snapshot_is_there:
+        second.step = read(path, [KIND], GROWING)[1][journal.STEP]
+    else:  # somebody has removed it, and left the journal
+        path.unlink()
+    own = snapshot.write
+
+    def killed_after(*args: Any, **more: Any) -> None:
+        own(*args, **more)
+        raise OSError(errno.EIO, "killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "write", killed_after)
+        with pytest.raises(OSError, match="killed"):
+            write(second, model, model.advance())
+    second.close()
     same(path, model)
 
 

@@ -12,8 +12,9 @@ from flwr.serverapp.strategy import Result
 
 from fedhist.errors import reason
 from fedhist.flower.log import log_evaluation
-from fedhist.flower.metrics import directions, numbers_in
+from fedhist.flower.metrics import as_record, directions, numbers_in
 from fedhist.flower.nodes import Note
+from fedhist.flower.pulls import Unreadable
 from fedhist.flower.replies import examples_in, reported, without_arrays
 from fedhist.simulation.server import Server
 from fedhist.store.history import LOSS
@@ -108,15 +109,17 @@ class Evaluations:
         order = np.random.default_rng(round_).permutation(len(able))
         return [able[place] for place in order[: max(math.ceil(fraction * len(able)), least)]]
 
-    def replied(self, message: Message, time: float) -> None:
+    def replied(self, message: str, reply: Message | Unreadable, time: float) -> None:
         """Take in a node's evaluation."""
-        round_, node, _ = self.pending.pop(message.metadata.reply_to_message_id)
+        round_, node, _ = self.pending.pop(message)
         try:
-            if message.has_error():
-                raise ValueError(f"error {message.error.code}: {str(message.error.reason)[:200]}")
-            message.content = without_arrays(message.content, self._key, self._most)
-            examples_in(reported(message.content), self._key)
-            self._replies.setdefault(round_, {})[node] = message
+            if isinstance(reply, Unreadable):
+                raise ValueError(reply.reason)
+            if reply.has_error():
+                raise ValueError(f"error {reply.error.code}: {str(reply.error.reason)[:200]}")
+            reply.content = without_arrays(reply.content, self._key, self._most)
+            examples_in(reported(reply.content), self._key)
+            self._replies.setdefault(round_, {})[node] = reply
             del self._failures[node]
         except Exception as error:  # whatever a reply holds, it must not stop the server
             self._failures[node] += 1
@@ -138,7 +141,7 @@ class Evaluations:
     def _take_in(self, done: Central, time: float, *, last: bool) -> None:
         """Keep what an evaluation on the server has found; the first one must succeed, of later ones the last."""
         try:
-            metrics = done.future.result()
+            metrics = as_record("evaluate_fn", done.future.result())
             self._succeeded = True
         except Exception as error:
             again = last and not self._central and done.attempt < ATTEMPTS
@@ -161,7 +164,7 @@ class Evaluations:
     def _keep_clients(self, round_: int, replies: dict[int, Message], time: float) -> None:
         """Keep what clients have found: their mean, and what each of them has."""
         try:
-            metrics = self._aggregate(round_, [*replies.values()])
+            metrics = as_record("aggregate_evaluate()", self._aggregate(round_, [*replies.values()]))
         except Exception as error:  # it may be the user's, and replies may hold anything
             self.note(time, "evaluation failed", reason=f"{type(error).__name__}: {reason(error)}", after=round_)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from fedhist.errors import InvalidInput
 from fedhist.flower.options import Options
 from fedhist.flower.source import AT_ONCE
 from fedhist.flower.wire import Wire
+from fedhist.simulation.plan import available
 from fedhist.store.recording import in_units
 from fedhist.strategies import FedHist, Strategy
 from fedhist.strategies.cache import Cached
@@ -21,7 +21,7 @@ TYPICAL_SPREAD = 5
 
 
 def planned(options: Options, method: Strategy, wire: Wire, expected: int, room: int) -> Iterator[str]:
-    """Return what the server will need, line by line; raise if the strategy's memory alone is more than there is.
+    """Return what the server will need, line by line; raise if the strategy's memory alone is more than is free.
 
     `method` is the strategy as it will be set up.
     """
@@ -36,19 +36,19 @@ def planned(options: Options, method: Strategy, wire: Wire, expected: int, room:
         f"up to {uploads:,} uploads that wait": uploads * model,
         "the model as it travels": 3 * model,
     }
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = available(torch.device("cpu"))
     needed = sum(parts.values())
     if strategy > there:
         what = f"{options.method.name} would keep {in_units(strategy)} for {room:,} clients"
-        raise InvalidInput(f"{what}, and this machine has {in_units(there)} of memory; {_remedies(options)}.")
-    yield f"memory: about {in_units(needed)} of the {in_units(there)} there are"
+        raise InvalidInput(f"{what}, and {in_units(there)} of memory are free; {_remedies(options)}.")
+    yield f"memory: about {in_units(needed)} of the {in_units(there)} that are free"
     for what, size in parts.items():
         if size:
             yield f"\t├──> {in_units(size)}: {what}"
     if options.checkpoint is not None:
         yield f"\t└──> on disk: {in_units(strategy + model)} a checkpoint, and at most as much again of changes"
     if needed > there / 2:
-        yield f"this is more than half of the memory: {_remedies(options)}"
+        yield f"this is more than half of that: {_remedies(options)}"
 
 
 def _remedies(options: Options) -> str:

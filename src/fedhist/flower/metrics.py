@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from flwr.app import MetricRecord
+
 from fedhist.data.metrics import METRICS
 from fedhist.errors import InvalidInput, brief, require
 from fedhist.store.history import ACCURACY, LARGEST_METRIC, LOSS, TAKEN
@@ -12,6 +14,17 @@ LESS_IS_BETTER = frozenset((LOSS, *(name for name, metric in METRICS.items() if 
 """Words in a metric's name that say so: ``perplexity``, ``val_loss``, ``test-rmse``."""
 LONGEST_NAME = 100
 """Characters in a metric's name."""
+
+
+def as_record(what: str, metrics: object) -> MetricRecord | None:
+    """Return what a user's function `what` has returned as a record; numbers of NumPy and PyTorch become Python's."""
+    if metrics is None or isinstance(metrics, MetricRecord):
+        return metrics
+    try:
+        values = {name: getattr(value, "tolist", lambda own=value: own)() for name, value in metrics.items()}  # type: ignore[attr-defined]
+        return MetricRecord(values)
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidInput(f"{what} must return a MetricRecord of numbers, got {brief(metrics)}.") from None
 
 
 def numbers_in(record: Mapping[str, object], known: Iterable[str] | None, examples: str) -> dict[str, float]:

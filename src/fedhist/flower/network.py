@@ -97,7 +97,8 @@ class NetworkOptions(Strategy):
         for name, instead in (("fraction_train", "concurrency"), ("min_train_nodes", "k")):
             given = getattr(self, name)
             why = "nodes do not train in common rounds" if name == "fraction_train" else "a round has exactly k uploads"
-            require(given is None, f"{name}={given!r} has no meaning here, for {why}; give {instead}.")
+            same = given is None or (name == "fraction_train" and given == 1)  # all nodes train, as they do here
+            require(same, f"{name}={given!r} has no meaning here, for {why}; give {instead}.")
 
     def patiently(self, ask: Callable[[], Iterable[Any]]) -> list[Any]:
         """Ask the SuperLink, again and again while it cannot be reached: it may be restarting."""

@@ -22,7 +22,7 @@ from fedhist.simulation.server import Server
 from fedhist.simulation.trial import ServerOptions
 from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, METRICS, State
 from fedhist.store.history import MOST_CLIENTS
-from fedhist.store.journal import Journal
+from fedhist.store.journal import STEP, Journal
 from fedhist.strategies import Private, Strategy
 from fedhist.strategies.memory import touched_rows
 
@@ -123,6 +123,7 @@ class Saved:
             if exchange.accounts is not None:
                 exchange.accounts.admitted.update(state["admitted"])
             self.round = self._begun = server.round
+            self._journal.step = int(state[STEP])
             for name in METRICS:
                 setattr(result, name, {int(r): MetricRecord(values) for r, values in state[name]})
             for kind, config in state["configs"].items():

@@ -25,6 +25,7 @@ from fedhist.flower.evaluation import EvaluateFn, Evaluations
 from fedhist.flower.exchange import DELTA, MAIL, STATISTICS, Exchange
 from fedhist.flower.log import dated, log_end, log_round
 from fedhist.flower.memory import planned
+from fedhist.flower.metrics import as_record
 from fedhist.flower.network import MetricsFn
 from fedhist.flower.numbers import listed
 from fedhist.flower.options import Options
@@ -162,6 +163,7 @@ class Session:
                 self._raise_if_diverged()
                 arrays, metrics = options.aggregate_train(round_, replies)
                 self._raise_if_diverged()
+                metrics = as_record("aggregate_train()", metrics)
                 same = server.round == round_ and (arrays is None or arrays is source.arrays)
                 require(same, "aggregate_train() must call that of KAsync once, and return its arrays as they are.")
                 self._after(round_, metrics)
@@ -212,7 +214,8 @@ class Session:
     def mean_metrics(self, aggregate: MetricsFn, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the metrics of replies as one record; a function that fails at them must not end the run."""
         try:
-            return aggregate([reply.content for reply in replies], self.options.weighted_by_key)
+            metrics = aggregate([reply.content for reply in replies], self.options.weighted_by_key)
+            return as_record("a function that aggregates metrics", metrics)
         except Exception as error:
             what = f"{type(error).__name__}: {reason(error)}"
             self.source.exchange.note(self.source.now, "metrics failed", reason=what)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
 from torch import Tensor
 
 from fedhist.errors import require
@@ -17,8 +17,9 @@ from fedhist.flower.evaluation import ATTEMPTS, Asked, Evaluations
 from fedhist.flower.exchange import DELTA, MAIL, STATISTICS, Arrival, Exchange, Upload, Work
 from fedhist.flower.mail import FIRST, MAIL as MAIL_RECORD, RUN, read_mail, sent_along, write_mail
 from fedhist.flower.network import NetworkOptions
+from fedhist.flower.pulls import Pulls, Unreadable
 from fedhist.flower.replies import MOST_EXAMPLES, examples_in, identity_in, reported, without_arrays
-from fedhist.flower.wire import Rest, State, Wire, as_record, write_model
+from fedhist.flower.wire import BATCHES, Rest, State, Wire, as_record, write_model
 from fedhist.simulation.server import Server
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.lengths import in_range
@@ -61,9 +62,15 @@ class Network:
     _content: RecordDict | None = None  # what nodes are sent in this version, once somebody was
     _nodes: Sequence[int] = ()  # those that are to be sent something just now
     _left_out: frozenset[int] = frozenset()  # those that `configure_train` has left out in this version
-    _messages: deque[str] = dataclasses.field(default_factory=deque)  # to which replies are outstanding
+    _pulls: Pulls = dataclasses.field(init=False)
     _origin: float = 0.0
     _refreshed: float = -math.inf
+
+    def __post_init__(self) -> None:
+        def pull(messages: list[str]) -> list[Message]:
+            return self.options.patiently(partial(self.grid.pull_messages, messages))
+
+        self._pulls = Pulls(pull, self._node_of, beside=isinstance(self.grid, HttpGrid))
 
     @property
     def now(self) -> float:
@@ -178,7 +185,7 @@ class Network:
         for node, message in self._push(messages):
             if message:
                 self.exchange.sent(node, message, self._as_sent, self.now)
-                self._messages.append(message)
+                self._pulls.expect(message)
             else:
                 self.exchange.fail(node, "not sent", "the network did not take the message", self.now)
 
@@ -222,7 +229,7 @@ class Network:
             for node, message in self._push(messages):
                 if message:
                     self.evaluations.pending[message] = Asked(round_, node, self.now)
-                    self._messages.append(message)
+                    self._pulls.expect(message)
 
     def _push(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
         """Send messages; return their nodes with the messages' ids, empty for those that did not go."""
@@ -238,21 +245,31 @@ class Network:
 
         Unless `all_of_them` are wanted, stop when the round has what it needs: what is not pulled takes no memory here.
         """
-        left, most = len(self._messages), max(4 * self.exchange.k, AT_ONCE)
-        while left > 0 and (all_of_them or not self.exchange.satisfied):
-            turn = [self._messages.popleft() for _ in range(min(most, left))]
-            left -= len(turn)
-            asked = [each for each in turn if each in self.exchange.work or each in self.evaluations.pending]
-            pulled = self.options.patiently(partial(self.grid.pull_messages, asked)) if asked else []
-            for message in sorted(pulled, key=lambda reply: reply.metadata.created_at):
-                if message.metadata.reply_to_message_id in self.evaluations.pending:
-                    self.evaluations.replied(message, self.now)
-                elif work := self.exchange.settle(message.metadata.reply_to_message_id, self.now):
-                    self._take_in(message, work)
-            answered = {message.metadata.reply_to_message_id for message in pulled}
-            self._messages.extend(each for each in asked if each not in answered)
+        if self.exchange.satisfied and not all_of_them:
+            return
+        for replies in self._pulls.turns(max(4 * self.exchange.k, AT_ONCE)):
+            for reply in replies:
+                self._take(reply)
+            if self.exchange.satisfied and not all_of_them:
+                return
 
-    def _take_in(self, message: Message, work: Work) -> None:
+    def _take(self, reply: Message | Unreadable) -> None:
+        message = reply.metadata.reply_to_message_id if isinstance(reply, Message) else reply.message
+        if message in self.evaluations.pending:
+            self.evaluations.replied(message, reply, self.now)
+        elif work := self.exchange.settle(message, self.now):
+            self._take_in(reply, work)
+
+    def _node_of(self, message: str) -> int | None:
+        """Return the node from which a reply is still wanted."""
+        sent = self.exchange.work.get(message) or self.evaluations.pending.get(message)
+        return None if sent is None else sent.node
+
+    def _take_in(self, message: Message | Unreadable, work: Work) -> None:
+        if isinstance(message, Unreadable):
+            self.exchange.uploads += 1
+            self.exchange.fail(work.node, "rejected", message.reason, self.now)
+            return
         self.exchange.uploads += not message.has_error()
         if message.has_error():
             self.exchange.fail(work.node, "failed", f"error {message.error.code}: {message.error.reason}", self.now)
@@ -283,6 +300,8 @@ class Network:
             grown = rest[name].double() - sent_rest[name].double()  # which cannot overflow
             if bool((grown.abs() > MOST_EXAMPLES).any()):
                 raise Rejected(f"entry {name!r} has changed by more than {MOST_EXAMPLES:g}")
+            if name.endswith(BATCHES) and bool((grown < 0).any()):
+                raise Rejected(f"entry {name!r} is a count of batches and must not fall")
             rest[name] = grown
         moved = [values - sent_rest[name] for name, values in rest.items() if name not in self.wire.counts]
         lengths = {DELTA: length, STATISTICS: math.hypot(*map(norm_of, moved))}

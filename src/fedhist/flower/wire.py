@@ -19,6 +19,8 @@ PACKED, LAYOUT = "packed", "fedhist-layout"
 """The one array of a packed model, and the record that describes its layout."""
 STATISTICS = ("running_mean", "running_var")
 """Floating-point entries of normalisation layers that are not trained."""
+BATCHES = "num_batches_tracked"
+"""Their count of batches: some divide by it."""
 MOST_VALUES, MOST_AXES = 1 << 40, 32
 """Values along an axis and axes of an array, at most: products of such numbers are harmless."""
 
@@ -174,7 +176,7 @@ class Wire:
                 raise Rejected(f"entry {name!r} must have shape {shape}, got {values.shape}")
             if (values.dtype.kind == "f") != (np.dtype(kind).kind == "f"):
                 raise Rejected(f"entry {name!r} must be {kind}, got {values.dtype}")
-        with np.errstate(over="ignore"):  # infinity is rejected below
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are rejected below
             own = {name: state[name].astype(kind, copy=False) for name, (kind, _) in self.shapes.items()}
         flat = torch.from_numpy(np.concatenate([own[name].ravel() for name in self.trained], dtype=self.dtype))
         rest = {

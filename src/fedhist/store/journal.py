@@ -48,6 +48,12 @@ class Journal:
         What the snapshot says it is.
     growing
         Names of lists in the state, and beginnings of names of tensors, that only grow: what they hold stays.
+
+    Attributes
+    ----------
+    step
+        The step that was begun last. Where state was read, it continues from the `STEP` of that: a journal that a kill
+        has left behind must never look newer than the snapshot that took its place.
     """
 
     def __init__(self, path: Path, kind: str, growing: Collection[str]) -> None:
@@ -55,7 +61,7 @@ class Journal:
         self._file = journal_of(path)
         self._thread = ThreadPoolExecutor(1, "journal")
         self._writing: Future[None] | None = None
-        self._step, self._whole = 0, True  # the first one replaces whatever there was
+        self.step, self._whole = 0, True  # the first one replaces whatever there was
         self._lengths: dict[str, int] = {}
         self._values: dict[str, str] = {}
 
@@ -65,10 +71,10 @@ class Journal:
         Of a tensor that `rows` names, only these rows have changed since the step before.
         """
         self.wait()
-        self._step += 1
+        self.step += 1
         # Lists go on growing while they are written; what they hold does not change.
         now = {name: list(value) if name in self._growing else value for name, value in state.items()}
-        self._writing = self._thread.submit(self._write, dict(tensors), now | {STEP: self._step}, dict(rows))
+        self._writing = self._thread.submit(self._write, dict(tensors), now | {STEP: self.step}, dict(rows))
 
     def wait(self) -> None:
         """Return when the last step is on the disk; raise the OSError that has prevented it, once."""
@@ -83,6 +89,8 @@ class Journal:
     def _write(self, tensors: dict[str, Tensor], state: dict[str, Any], rows: dict[str, Tensor]) -> None:
         whole, self._whole = self._whole, True  # after a failure a snapshot has what is missing
         if whole or self._outgrown():
+            if not self.path.exists():
+                self._file.unlink(missing_ok=True)  # it belongs to nothing
             snapshot.write(self.path, self._kind, tensors, state, private=True)
             self._file.unlink(missing_ok=True)
             self._lengths, self._values = {}, {}
@@ -140,7 +148,10 @@ def journal_of(path: Path) -> Path:
 
 
 def read(path: Path, kinds: Collection[str], growing: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the state after the last step that is complete; `growing` is as it was written."""
+    """Return the tensors and the state after the last step that is complete; `growing` is as it was written.
+
+    The state also holds that step, as `STEP`.
+    """
     tensors, state = snapshot.read(path, kinds)
     file = journal_of(path)
     try:
@@ -156,8 +167,7 @@ def read(path: Path, kinds: Collection[str], growing: Collection[str]) -> tuple[
         raise FedHistError(f"{file} cannot be read: {reason(error)}.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise FedHistError(f"{file} does not fit {path.name}, or it is damaged: {reason(error)}.") from error
-    state.pop(STEP, None)
-    return tensors, state
+    return tensors, state | {STEP: step}
 
 
 def _records(file: Path, most: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
