@@ -191,6 +191,13 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     return make(**options)
 
 
+def arguments(thing: object) -> dict[str, Any]:
+    """Return the options with which an object was made, by their names, as far as it has kept them."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    known = [name for name, each in inspect.signature(type(thing)).parameters.items() if each.kind in kinds]
+    return {name: getattr(thing, name) for name in known if hasattr(thing, name)}
+
+
 def imported(kind: str, name: str) -> Any:
     """Return what is at ``package.module:name``, the same object each time."""
     module, _, attribute = name.partition(":")

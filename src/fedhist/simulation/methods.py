@@ -9,7 +9,7 @@ from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.options import build, imported, parse_options, parse_spec
+from fedhist.options import arguments, build, imported, parse_options, parse_spec
 from fedhist.strategies import (
     ACED,
     AREA,
@@ -115,12 +115,11 @@ def describe(label: str, thing: object) -> str:
 
     A strategy inside is left out; see :func:`name_of`.
     """
-    options = []
-    for name, parameter in inspect.signature(type(thing)).parameters.items():
-        value = getattr(thing, name, parameter.default)
+    options, known = [], inspect.signature(type(thing)).parameters
+    for name, value in arguments(thing).items():
         if isinstance(value, Strategy):
             continue
-        if repr(value) != repr(parameter.default):  # values may be arrays, which do not compare to one truth
+        if repr(value) != repr(known[name].default):  # values may be arrays, which do not compare to one truth
             options.append(f"{name}={value!r}")
     return f"{label}({', '.join(options)})" if options else label
 
