@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedhist.data.losses import IGNORED, cross_entropy
 from fedhist.errors import InvalidInput, brief, reason, require, unknown
-from fedhist.store.history import LOSS, TAKEN
+from fedhist.store.evaluation import TAKEN
+from fedhist.store.measure import LOSS
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 
