@@ -183,6 +183,11 @@ def to_group_norm(model: nn.Module) -> nn.Module:
     Averages of batch statistics are not statistics of a common batch, so runs refuse models with BatchNorm. The
     groups are as many as divide the channels, 32 at most; those of BatchNorm1d have two channels at least, since a
     single number cannot be normalised.
+
+    Parameters
+    ----------
+    model
+        Any module; it is not changed.
     """
     require(isinstance(model, nn.Module), f"model must be an nn.Module, got {type(model).__name__}.")
     made: dict[nn.Module, nn.Module] = {}  # a layer that occurs twice stays one layer

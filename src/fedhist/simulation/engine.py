@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedhist.clients.local import Local
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, number, require, whole
-from fedhist.options import options_of, unknown_option
+from fedhist.options import options_of, parameters_of, text_of, texts_of, unknown_option, with_parameters
 from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
@@ -38,6 +39,7 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
     """Run one method through a K-async simulation.
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
+    Where an object is expected, a text such as "pareto:alpha=1" will do, as on the command line.
     """
     about, how = divided("simulate", options)
     with watching(how.get("on_round")) as how["on_round"]:
@@ -144,6 +146,8 @@ def simulate_many(
 
     Parameters
     ----------
+    trials
+        The runs, each with a method, a task and options of its own.
     device
         "auto" (all GPUs of the machine, or its CPU), "cpu", "cuda" or a certain GPU such as "cuda:1".
     trainer
@@ -310,10 +314,19 @@ def list_options(function: Callable[..., object], without: Sequence[str]) -> Non
     own = inspect.signature(function)
     named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
     passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials", *without))
-    single = {name: each.default for name, each in options_of(Trial).items() if each.part is not None}
-    passed |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in single.items()}
+    single = {name: each for name, each in options_of(Trial).items() if each.part is not None}
+    types = inspect.signature(Local).parameters
+    passed |= {
+        n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v.default, annotation=types[v.field].annotation)
+        for n, v in single.items()
+    }
     parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
     function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    doc = inspect.getdoc(function) or ""
+    texts = texts_of(Trial) | {name: text_of(each) for name, each in single.items()}
+    texts |= parameters_of(inspect.getdoc(simulate_many) or "")
+    missing = {each.name: texts[each.name] for each in parameters if each.name not in parameters_of(doc)}
+    function.__doc__ = with_parameters(doc, missing)
 
 
 list_options(simulate, ())

@@ -16,8 +16,8 @@ from fedhist.clients.objectives import TaskLoss
 from fedhist.errors import FedHistError, reason, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.server import Server
+from fedhist.simulation.server_options import ServerOptions
 from fedhist.simulation.sources.tape import RecordedUploads
-from fedhist.simulation.trial import ServerOptions
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
 from fedhist.store.recording import Recording

@@ -16,7 +16,7 @@ from fedhist.data.layout import Layout
 from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.rows import Rows
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.server_options import ServerOptions
 from fedhist.store.evaluation import LARGEST_METRIC, Evaluation, check_evaluations
 from fedhist.store.events import EventLog
 from fedhist.store.history import DIVERGED, History

@@ -1,5 +1,6 @@
 """How long clients take for one local training, or for one example of it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, cast
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import brief, choice, number, positive, require, whole
-from fedhist.options import named
+from fedhist.options import named, with_parameters
 from fedhist.streams import Stream
 from fedhist.world.devices import PER, DeviceTable
 
@@ -19,6 +20,11 @@ LATER = "median", "per"
 """Fields that a description leaves out at their defaults, so that it is that of runs from before they existed."""
 LEAST = 0.01
 """The shortest half-normal time, in units of its scale: a client that takes no time would be every upload."""
+TEXTS = {
+    "jitter": "Coefficient of variation of one client's times: 0 is always the same, 1 is exponential.",
+    "per": 'What a time is for: one "training", or one "example" of it, so that clients with more take longer.',
+}
+"""What all models have."""
 FADAS_SHARES = 0.637, 0.284, 0.079
 """How likely each component of a Dirichlet(3, 2, 1) vector is the largest."""
 
@@ -54,6 +60,10 @@ def work_times(means: Floats, jitter: float, gammas: Floats) -> Floats:
 
 class _Described:
     """A dataclass that is described by its fields."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__doc__ = with_parameters(inspect.getdoc(cls) or "", TEXTS)
 
     def __repr__(self) -> str:
         known: tuple[Any, ...] = fields(self)  # type: ignore[arg-type]
