@@ -100,6 +100,8 @@ class Local:
             given = given.tolist() if hasattr(given, "tolist") else given
             object.__setattr__(self, "lr", tuple(rate("lr", each) for each in given))
             require(len(given) > 0, "lr must name a rate for each client.")
+        elif type(given) not in (int, float):  # a number of NumPy's becomes one of Python's
+            object.__setattr__(self, "lr", rate("lr", given))
         else:
             rate("lr", given)
 

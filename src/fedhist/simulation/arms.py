@@ -6,7 +6,7 @@ from typing import Any
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, require
 from fedhist.options import options_of, plain, unknown_option
-from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.methods import Method, as_method, kind_of
 from fedhist.simulation.trial import INSTEAD, NOT_COMPARED, Trial
 from fedhist.strategies import Strategy
 
@@ -70,7 +70,7 @@ def as_arm(given: object) -> Arm:
         return given
     if isinstance(given, (str, Strategy, Method)):
         return Arm(given)
-    raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {type(given).__name__}.")
+    raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {kind_of(given)}.")
 
 
 def varied(arms: Sequence[Arm], trials: Sequence[Trial]) -> str:

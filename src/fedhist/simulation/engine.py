@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from fedhist.clients.local import Local
+from fedhist.data.datasets import as_task
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, number, require, whole
+from fedhist.errors import DivergedError, FedHistError, choice, number, require, whole
 from fedhist.options import options_of, parameters_of, text_of, texts_of, unknown_option, with_parameters
 from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
@@ -35,7 +36,7 @@ from fedhist.strategies import Strategy
 ENGINES = ("local", "ray")
 
 
-def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> History:
+def simulate(strategy: Strategy | str | Method, task: Task | str, **options: Any) -> History:
     """Run one method through a K-async simulation.
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
@@ -48,7 +49,7 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
 
 def compare(
     methods: Sequence[Strategy | str | Method | Arm],
-    task: Task | Callable[[int], Task],
+    task: Task | str | Callable[[int], Task],
     *,
     seeds: int | Sequence[int] = 3,
     record: str | Path | Callable[[str, int], Path] | None = None,
@@ -65,7 +66,8 @@ def compare(
     methods
         Strategies, names, or arms: methods with options of their own (see :class:`Arm`).
     task
-        One task for all seeds, or a function from a seed to its task (a new split for each seed).
+        One task for all seeds, or a function from a seed to its task (a new split for each seed). The name of a data
+        set is such a function: ``load_task("digits", seed=seed)``.
     seeds
         How many seeds, counted from 0, or which.
     record
@@ -101,18 +103,15 @@ def compare(
         return runs
 
 
-def tasks_by_seed(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
+def tasks_by_seed(task: Task | str | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
     """Return the task of each seed."""
     which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
     require(len(which) > 0, "seeds must name at least one seed.")
     require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
     tasks: dict[int, Task] = {}
     for seed in which:
-        own = task if isinstance(task, (Task, nn.Module)) or not callable(task) else task(seed)
-        if not isinstance(own, Task):
-            kind = type(own).__name__
-            raise InvalidInput(f"task must be a fedhist.Task or a function from a seed to one, got {kind}.")
-        tasks[seed] = own
+        given = task if isinstance(task, nn.Module) or not callable(task) else task(seed)
+        tasks[seed] = as_task(given, seed)
     shapes = [own.layout.shapes for own in tasks.values()]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
     return tasks

@@ -187,6 +187,11 @@ def spelled_out(spec: str) -> list[str]:
     return [*re.split(r"\s\+\s", f"{whole}{joint}{options}"), *others]
 
 
+def kind_of(given: object) -> str:
+    """Return what was given in the place of a method; a class lacks its brackets."""
+    return f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else type(given).__name__
+
+
 def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
     """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means.
 
@@ -205,7 +210,7 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         for each in others:
             method = surrounded(method, each)
     else:
-        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
+        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {kind_of(given)}.")
     if objective is None:
         return method
     fits = callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type)

@@ -125,7 +125,7 @@ class Trial(ServerOptions):
     )
 
     def __post_init__(self) -> None:
-        from fedhist.data.task import Task  # noqa: PLC0415
+        from fedhist.data.datasets import as_task  # noqa: PLC0415
         from fedhist.world.attacks import as_attack  # noqa: PLC0415
         from fedhist.world.availability import as_availability  # noqa: PLC0415
         from fedhist.world.coupling import as_coupling  # noqa: PLC0415
@@ -133,10 +133,8 @@ class Trial(ServerOptions):
         from fedhist.world.network import as_network  # noqa: PLC0415
         from fedhist.world.speeds import as_speeds  # noqa: PLC0415
 
-        if not isinstance(self.task, Task):
-            raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
+        self._set(task=as_task(self.task, whole("seed", self.seed)))
         super().__post_init__()
-        whole("seed", self.seed)
         local = as_local(self.local, self.task.lr)
         rates = local.lr if isinstance(local.lr, tuple) else None
         clients = self.task.num_clients
@@ -163,13 +161,16 @@ class Trial(ServerOptions):
             self._set(schedule=self._recorded())
 
     @classmethod
-    def of(cls, strategy: Strategy | str | Method, task: Task, **options: Any) -> Self:
+    def of(cls, strategy: Strategy | str | Method, task: Task | str, **options: Any) -> Self:
         """Return a trial whose local work may also be given one by one, as commands and files do: ``lr=0.1``."""
+        from fedhist.data.datasets import as_task  # noqa: PLC0415
+
+        task = as_task(task, whole("seed", options.get("seed", 0)))
         known = options_of(cast(Hashable, cls))
         own = {name: value for name, value in options.items() if name not in known or known[name].part is None}
         given = {known[name].field: value for name, value in options.items() if name not in own}
         if given:
-            local = as_local(own.get("local"), getattr(task, "lr", None))
+            local = as_local(own.get("local"), task.lr)
             if given.get("epochs") is None and given.get("steps") is not None:
                 given["epochs"] = None
             own["local"] = dataclasses.replace(local, **given)
@@ -320,6 +321,12 @@ class Trial(ServerOptions):
         up = layout.width + (layout.size if uses_mail(self.method.objective) else 0)
         down = parcel_of(layout, self.method.objective).version_width
         return up * layout.dtype.itemsize, down * layout.dtype.itemsize
+
+    def __repr__(self) -> str:
+        known = {name: each.default for name, each in options_of(Trial).items() if name != "seed"}
+        given = {name: value for name, value in values_of(self).items() if name in known and value != known[name]}
+        options = ", ".join(f"{name}={value}" for name, value in given.items())
+        return f"<Trial of {self.method.name} on {self.task.name}, seed {self.seed}: {options}>"
 
     def __str__(self) -> str:
         attack = "" if self.attack is None else f", {self.attack}"

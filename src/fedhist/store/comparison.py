@@ -7,7 +7,7 @@ import numpy as np
 
 from fedhist.errors import FedHistError, require, unknown
 from fedhist.store.history import AXES, History
-from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.plot import plot_runs
 from fedhist.store.statistics import FEWEST_PAIRS, holm, paired
 from fedhist.store.table import Table, frame, html_table
@@ -49,7 +49,7 @@ class Comparison(list[History]):
         width = max(map(len, names))
         lines = [f"  {name.ljust(width)}  {self._said(name, own)}" for name in names]
         more = len(self.methods) - len(names)
-        rest = [f"  … and {_counted(more, 'method')} more; table() lists all"] if more else []
+        rest = [f"  … and {counted(more, 'method')} more; table() lists all"] if more else []
         return "\n".join([f"<Comparison of {self._about()}: {self._what(own)}>", *lines, *rest])
 
     def _repr_html_(self) -> str:
@@ -61,7 +61,7 @@ class Comparison(list[History]):
         """Return how much is compared."""
         tasks = " and ".join(dict.fromkeys(history.task for history in self))
         seeds = len({history.seed for history in self})
-        return f"{_counted(len(self.methods), 'method')} over {_counted(seeds, 'seed')} on {tasks}"
+        return f"{counted(len(self.methods), 'method')} over {counted(seeds, 'seed')} on {tasks}"
 
     def _what(self, measure: Measure) -> str:
         """Return what the numbers are."""
@@ -182,7 +182,7 @@ class Comparison(list[History]):
         varied = any("varied" in history.setting for history in self)
         seeds = len({history.seed for history in self})
         k = "" if varied else f", K = {self[0].clients.shape[1]}"
-        title = f"{self[0].task}{k}, {_counted(seeds, 'seed')}"
+        title = f"{self[0].task}{k}, {counted(seeds, 'seed')}"
         runs = {name: self[name] for name in self.methods}
         return plot_runs(runs, self[0].measure(metric), against or ("time" if varied else "rounds"), title, ax)
 
@@ -201,7 +201,3 @@ def _over(measure: Measure, values: Mapping[int, float]) -> str:
 
 def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")

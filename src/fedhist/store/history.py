@@ -14,14 +14,7 @@ from fedhist.errors import FedHistError, reason, require, unknown
 from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.evaluation import LARGEST_METRIC, Column, Evaluation, check_evaluations
 from fedhist.store.files import read_lines, read_text, slug, there, whole_file
-from fedhist.store.measure import (
-    ACCURACY,
-    LOSS,
-    SHARES,
-    UNKNOWN,
-    Measure,
-    is_share,
-)
+from fedhist.store.measure import ACCURACY, LOSS, SHARES, UNKNOWN, Measure, counted, is_share
 from fedhist.store.plot import plot_runs
 from fedhist.store.table import frame, html_table
 from fedhist.store.tables import (
@@ -134,7 +127,7 @@ class History:
 
     def __repr__(self) -> str:
         about, stale = f"{self.method} on {self.task}, seed {self.seed}", self.staleness_between(0, self.rounds)[0]
-        what = [f"{self.rounds:,} rounds of K = {self.clients.shape[1]}", *self._ending()]
+        what = [f"{counted(self.rounds, 'round')} of K = {self.clients.shape[1]}", *self._ending()]
         if self.rounds:
             what.append(f"{'seconds' if self.deployed else 'virtual time'} {self.closed[-1]:.4g}")
             what.append(f"mean staleness {stale:.1f}")

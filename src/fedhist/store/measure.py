@@ -17,6 +17,11 @@ def is_share(name: str) -> bool:
     return name.rpartition("/")[2] in SHARES
 
 
+def counted(count: int, thing: str) -> str:
+    """Return "1 seed" or "3 seeds"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 class Measure(NamedTuple):
     """A metric: its name, and whether more is better."""
 
