@@ -140,7 +140,7 @@ def test_completion_shows_public_names_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*FUNCTIONS, "Trial", "Local", "LogNormal", "Tiers", "DayNight", "FedYogi", "FedHist", "Private"]
+    "name", [*FUNCTIONS, "Arm", "Trial", "Local", "LogNormal", "Tiers", "DayNight", "FedYogi", "FedHist", "Private"]
 )
 def test_help_explains_every_parameter(name: str) -> None:
     thing = getattr(fedhist, name)

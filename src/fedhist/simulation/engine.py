@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -15,13 +15,14 @@ from fedhist.data.datasets import as_task
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, choice, number, require, whole
 from fedhist.options import options_of, parameters_of, text_of, texts_of, unknown_option, with_parameters
-from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
+from fedhist.simulation.arms import LOCAL, SHARED, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
     Checkpoints,
     Saved,
 )
 from fedhist.simulation.hooks import Hooks, OnRound, watching
+from fedhist.simulation.keywords import ComparisonOptions, RunOptions
 from fedhist.simulation.methods import Method
 from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
@@ -36,7 +37,7 @@ from fedhist.strategies import Strategy
 ENGINES = ("local", "ray")
 
 
-def simulate(strategy: Strategy | str | Method, task: Task | str, **options: Any) -> History:
+def simulate(strategy: Strategy | str | Method, task: Task | str, **options: Unpack[RunOptions]) -> History:
     """Run one method through a K-async simulation.
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
@@ -53,7 +54,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 3,
     record: str | Path | Callable[[str, int], Path] | None = None,
-    **options: Any,
+    **options: Unpack[ComparisonOptions],
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
 
@@ -328,5 +329,6 @@ def list_options(function: Callable[..., object], without: Sequence[str]) -> Non
     function.__doc__ = with_parameters(doc, missing)
 
 
+list_options(Arm, (*SHARED, *_names(simulate_many, ())))
 list_options(simulate, ())
 list_options(compare, ("seed",))
