@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from matplotlib import pyplot as plt
 
 import fedhist as fh
-from fedhist.store.plot import apart, look
+from fedhist.store.plot import apart, looks
 from tests.report.fake import diverged, fake_history, measured_in
 
 mpl.use("Agg")
@@ -64,7 +64,7 @@ def test_twenty_methods_have_names_apart_and_looks_of_their_own() -> None:
     boxes = [each.get_window_extent() for each in ax.texts if each.get_text()]
     boxes.sort(key=lambda box: box.y0)
     assert len(heights) == 20 and all(low.y1 <= high.y0 + 0.5 for low, high in pairwise(boxes))
-    assert len({look(place) for place in range(32)}) == 32 and not ax.collections
+    assert len({*looks(map(str, range(32))).values()}) == 32 and not ax.collections
     assert max(box.x1 for box in boxes) <= ax.figure.bbox.x1
 
 
@@ -109,7 +109,7 @@ def test_a_metric_that_is_missing_somewhere() -> None:
     measured_in(some, metrics)
     none.metrics = metrics
     (ax,) = fh.Comparison([none, some]).plot("f1").axes
-    assert {*names(ax)} == {"some"} and ax.lines[0].get_color() == look(1)[0]
+    assert {*names(ax)} == {"some"} and ax.lines[0].get_color() == looks(["none", "some"])["some"].colour
     none.evaluations = []
     with pytest.raises(fh.FedHistError, match="nothing to draw: accuracy against rounds is not known in these runs"):
         none.plot()

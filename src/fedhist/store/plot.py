@@ -2,7 +2,8 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, cycle
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -73,9 +74,17 @@ class Line(NamedTuple):
         return (float(self.at[known[-1]]), float(self.mean[known[-1]])) if len(known) else (math.nan, math.nan)
 
 
-def look(place: int) -> tuple[str, str]:
-    """Return the colour and the dashes of the method at some place; no two of the first 32 look alike."""
-    return COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]
+class Look(NamedTuple):
+    """How a method is drawn."""
+
+    colour: str
+    dashes: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return how methods that are shown together are drawn, by their order; no two of the first 32 look alike."""
+    dashes = (DASHES[(place + place // len(COLOURS)) % len(DASHES)] for place in count())
+    return {name: Look(*look) for name, *look in zip(names, cycle(COLOURS), dashes, strict=False)}
 
 
 def line_of(name: str, runs: Sequence[Run], measure: Measure, against: str) -> Line | None:
@@ -101,17 +110,16 @@ def line_of(name: str, runs: Sequence[Run], measure: Measure, against: str) -> L
 def plot_runs(methods: Mapping[str, Sequence[Run]], measure: Measure, against: str, title: str, ax: Any = None) -> Any:
     """Draw a metric of some methods against a cost, on axes of one's own if there are any; return the figure."""
     found = {name: line_of(name, runs, measure, against) for name, runs in methods.items()}
-    lines = {place: line for place, line in enumerate(found.values()) if line is not None}
-    lines = {place: line for place, line in lines.items() if math.isfinite(line.end[0])}
+    lines = {name: line for name, line in found.items() if line is not None and math.isfinite(line.end[0])}
     if not lines:
         raise FedHistError(f"there is nothing to draw: {measure.name} against {against} is not known in these runs.")
-    names = {place: textwrap.fill(line.name, NAME_WIDTH) for place, line in lines.items()}
-    room = sum(_height(name) for name in names.values())  # in inches
+    labels = [textwrap.fill(line.name, NAME_WIDTH) for line in lines.values()]
+    room = sum(map(_height, labels))  # in inches
     if ax is None:
         ax = _axes(max(LEAST_HEIGHT, 1.2 + 1.1 * room))
-    thick = 2.0 if len(lines) <= MOST_BANDS else 1.4
-    for place, line in lines.items():
-        colour, dashes = look(place)
+    thick, look = 2.0 if len(lines) <= MOST_BANDS else 1.4, looks(methods)
+    for name, line in lines.items():
+        colour, dashes = look[name].colour, look[name].dashes
         marker = "x" if line.diverged else "o" if len(line.at) == 1 else None
         drawn = {"color": colour, "linestyle": dashes, "linewidth": thick, "marker": marker, "markevery": [-1]}
         ax.plot(line.at, line.mean, label=line.name, **drawn)
@@ -125,7 +133,7 @@ def plot_runs(methods: Mapping[str, Sequence[Run]], measure: Measure, against: s
     ax.set_title(title, loc="left", fontsize=10, parse_math=False)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
-    _name_lines(ax, lines, names)
+    _name_lines(ax, list(lines.values()), labels, [look[name] for name in lines])
     return ax.figure
 
 
@@ -164,20 +172,19 @@ def _height(name: str) -> float:
     return 1.35 * NAME_SIZE / 72 * (name.count("\n") + 1)
 
 
-def _name_lines(ax: Any, lines: Mapping[int, Line], names: Mapping[int, str]) -> None:
+def _name_lines(ax: Any, lines: Sequence[Line], labels: Sequence[str], drawn: Sequence[Look]) -> None:
     """Write each name right of the axes, as near to the end of its line as the other names allow."""
     ax.autoscale_view()  # or the scale is that of empty axes
     scale, inches = ax.transScale + ax.transLimits, 0.8 * ax.figure.get_size_inches()[1]
-    wanted = [float(scale.transform(line.end)[1]) for line in lines.values()]
-    places = apart(wanted, [_height(names[place]) / inches for place in lines])
-    for (place, line), y in zip(lines.items(), places, strict=True):
-        colour, dashes = look(place)
-        plain = {"arrowstyle": "-", "color": colour, "shrinkA": 0, "shrinkB": 0}
+    wanted = [float(scale.transform(line.end)[1]) for line in lines]
+    places = apart(wanted, [_height(label) / inches for label in labels])
+    for line, label, look, y in zip(lines, labels, drawn, places, strict=True):
+        plain = {"arrowstyle": "-", "color": look.colour, "shrinkA": 0, "shrinkB": 0}
         beside = {"textcoords": "axes fraction", "annotation_clip": False}
         ax.annotate("", line.end, (1.03, y), arrowprops=plain | {"linewidth": 0.8, "linestyle": ":"}, **beside)
-        same = plain | {"linewidth": 2, "linestyle": dashes, "capstyle": "butt"}
+        same = plain | {"linewidth": 2, "linestyle": look.dashes, "capstyle": "butt"}
         ax.annotate("", (1.03, y), (1.08, y), "axes fraction", arrowprops=same, **beside)
-        ax.text(1.095, y, names[place], transform=ax.transAxes, va="center", fontsize=NAME_SIZE, parse_math=False)
+        ax.text(1.095, y, label, transform=ax.transAxes, va="center", fontsize=NAME_SIZE, parse_math=False)
 
 
 def apart(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
