@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import rlcompleter
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedhist
+from fedhist.options import parameters_of
 
 SOURCE = Path(fedhist.__file__).parent
 
@@ -18,6 +21,16 @@ ROOMS = [
 """Each may import those before it, and itself."""
 APART = {("flower", "paper"), ("flower", "report"), ("native", "store")}
 """Rooms that could see each other by this order and do not."""
+
+
+FUNCTIONS = [
+    "compare", "dirichlet", "exclusive", "iid", "load_task", "make_schedule", "read_schedule", "replay", "shards",
+    "simulate", "simulate_many", "to_group_norm", "tune",
+]  # fmt: skip
+
+
+SAID = {"sigma", "median", "times", "shares", "period", "on", "spread"}
+"""Parameters that the first sentences of their classes explain."""
 
 
 def imported(file: Path) -> set[str]:
@@ -116,3 +129,23 @@ def test_core_needs_only_torch_and_numpy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(result.stdout) == len(fedhist.__all__)
+
+
+def test_completion_shows_public_names_alone() -> None:
+    assert [name for name in dir(fedhist) if not name.startswith("__")] == fedhist.__all__
+    completer, found = rlcompleter.Completer({"fh": fedhist}), []
+    while (name := completer.complete("fh.Fed", len(found))) is not None:
+        found.append(name.partition("(")[0])
+    assert {"fh.FedAvg", "fh.FedHist", "fh.FedBuff"} <= {*found}
+
+
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, "Arm", "Trial", "Local", "LogNormal", "Tiers", "DayNight", "FedYogi", "FedHist", "Private"]
+)
+def test_help_explains_every_parameter(name: str) -> None:
+    thing = getattr(fedhist, name)
+    explained = parameters_of(inspect.getdoc(thing) or "")
+    for parameter in inspect.signature(thing).parameters.values():
+        assert parameter.kind is not parameter.VAR_KEYWORD
+        if parameter.name not in SAID:
+            assert len(explained[parameter.name]) > 10, parameter.name

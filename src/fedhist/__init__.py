@@ -30,4 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    """Return the public names, for completion: not the modules and helpers that they happen to need."""
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

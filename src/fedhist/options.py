@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
@@ -76,9 +77,9 @@ def option(
     return dataclasses.field(default=default, metadata={"option": about, "name": name})
 
 
-def part(kind: type, default: Any = None) -> Any:
+def part(kind: type, default: Any = None, help: str = "") -> Any:
     """Declare a field that holds an object with options of its own, which commands and files list one by one."""
-    return dataclasses.field(default=default, metadata={"part": kind})
+    return dataclasses.field(default=default, metadata={"part": kind, "help": help})
 
 
 @cache
@@ -98,11 +99,37 @@ def options_of(kind: Any) -> dict[str, Option]:
 
 
 def documented(kind: type[T]) -> type[T]:
-    """List the options of a dataclass in its docstring."""
-    known = options_of(cast(Hashable, kind)).values()
-    lines = [f"{each.field}\n    {each.help}" for each in known if each.part is None]
-    kind.__doc__ = "\n".join([inspect.getdoc(kind) or "", "", "Parameters", "----------", *lines, ""])
+    """List the fields of a dataclass in its docstring."""
+    kind.__doc__ = with_parameters(inspect.getdoc(kind) or "", texts_of(kind))
     return kind
+
+
+def texts_of(kind: type) -> dict[str, str]:
+    """Return what is said about each field of a dataclass, by an option or by metadata called "help"."""
+    own = {each.name: each for each in cast(Any, kind).__dataclass_fields__.values()}
+    texts = {name: each.metadata["help"] for name, each in own.items() if each.metadata.get("help")}
+    options = [each for each in options_of(cast(Hashable, kind)).values() if each.part is None]
+    texts |= {each.field: text_of(each) for each in options}
+    return {name: texts[name] for name in own if name in texts}
+
+
+def text_of(each: Option) -> str:
+    """Return what is said about an option."""
+    return each.help if each.default_text is None else f"{each.help} By default {each.default_text}."
+
+
+def with_parameters(doc: str, texts: Mapping[str, str]) -> str:
+    """Return a docstring with further parameters, in the section that it has for them or in one of its own."""
+    section = "" if "\nParameters\n-----" in doc else "\n\nParameters\n----------"
+    lines = [f"{name}\n{textwrap.indent(textwrap.fill(text, 110), '    ')}" for name, text in texts.items()]
+    return "\n".join([f"{doc.rstrip()}{section}", *lines, ""])
+
+
+def parameters_of(doc: str) -> dict[str, str]:
+    """Return what a docstring says about each parameter."""
+    _, _, section = doc.partition("\nParameters\n----------\n")
+    found = re.findall(r"^(\w[\w, ]*)\n((?:[ ]+.*(?:\n|$))+)", section, flags=re.M)
+    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
 
 
 def values_of(thing: Any) -> dict[str, Any]:
@@ -189,6 +216,13 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
         missing = parameter.default is parameter.empty and key not in options
         require(not missing, f"{name} needs {key}, as in {name}:{key}=….")
     return make(**options)
+
+
+def arguments(thing: object) -> dict[str, Any]:
+    """Return the options with which an object was made, by their names, as far as it has kept them."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    known = [name for name, each in inspect.signature(type(thing)).parameters.items() if each.kind in kinds]
+    return {name: getattr(thing, name) for name in known if hasattr(thing, name)}
 
 
 def imported(kind: str, name: str) -> Any:

@@ -205,7 +205,7 @@ PRIVATE, FLIP = fh.Private(fh.FedAvg(), 1.0, 1.0), "changes labels, and the exam
         (lambda: regression(loss=nn.MSELoss()), f"{MEAN}a single value; do not average: use reduction='none'."),
         (lambda: regression(loss=nn.MSELoss(reduction="none")), f"{MEAN}shape (2, 1); average over the other axes: "),
         (lambda: regression(metrics=["rsme"]), "unknown metric 'rsme': did you mean 'rmse'?"),
-        (lambda: regression(metrics="rmse"), "metrics must be a list of metrics or a dict of them by name, got "),
+        (lambda: regression(metrics=3), "metrics must be a list of metrics or a dict of them by name, got "),
         (lambda: regression(metrics=["rmse", "rmse"]), "metrics has rmse twice; give them names"),
         (lambda: regression(metrics={"loss": "rmse"}), "a metric cannot be called 'loss'; give it a name"),
         (lambda: regression(primary="auc"), "unknown primary metric 'auc'"),

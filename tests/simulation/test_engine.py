@@ -233,6 +233,7 @@ def test_a_strategy_that_tells_no_weights(task: fh.Task) -> None:
         ({"device": "meta"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got 'meta'."),
         ({"strategy": "fedhits"}, "unknown strategy 'fedhits': did you mean 'fedhist'?"),
         ({"strategy": 3}, "a method is a name or a fedhist.Strategy, got int."),
+        ({"strategy": fh.REFL}, r"a method is a name or a fedhist.Strategy, got the class REFL; write REFL\(\)."),
         ({"seed": -3}, "seed must lie between"),
     ],
 )
@@ -248,7 +249,11 @@ def test_a_missing_gpu_is_told(task: fh.Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "sentence"), [(None, "task must be a fedhist.Task"), ("digits", "task must be a fedhist.Task")]
+    ("task", "sentence"),
+    [
+        (None, "task must be a fedhist.Task or the name of a data set, got NoneType"),
+        ("fedavg", "unknown dataset 'fedavg': choose from cifar10, cifar100, digits"),
+    ],
 )
 def test_a_task_is_needed(task: Any, sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=sentence):

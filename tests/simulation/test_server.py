@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fedhist as fh
 from fedhist.simulation.server import Server
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.server_options import ServerOptions
 from fedhist.store.tables import ARRIVALS
 
 P = 6

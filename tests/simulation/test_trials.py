@@ -157,7 +157,7 @@ def test_free_memory_is_a_number() -> None:
         ({"k": 0}, "k must be"),
         ({"rounds": 1.5}, "rounds must be"),
         ({"local": "sgd"}, "local must be a fedhist.Local or a function"),
-        ({"task": None}, "task must be a fedhist.Task, got NoneType"),
+        ({"task": None}, "task must be a fedhist.Task or the name of a data set, got NoneType"),
         ({"strategy": "fedhits"}, "fedhist"),
         ({"server_lr": -1}, "server_lr must be"),
     ],
@@ -268,3 +268,25 @@ def test_folders_are_texts_or_paths(make_task: Callable[..., fh.Task], wrong: ob
             fh.simulate("fedavg", make_task(), k=2, rounds=1, **{name: wrong})
     with pytest.raises(fh.InvalidInput, match="recording must be the name of a folder"):
         fh.replay(wrong, "fedavg")  # type: ignore[arg-type]
+
+
+def test_a_trial_is_printed_with_what_is_not_as_by_default(task: fh.Task) -> None:
+    trial = fh.Trial("refl + adam", task, k=2, rounds=3, seed=5, network="up=5e6,down=2e7", local=fh.Local(lr=0.2))
+    text = repr(trial)
+    assert text.startswith("<Trial of REFL + adam on blobs, seed 5: k=2, rounds=3, lr=0.2, ") and "\n" not in text
+    assert "network=Network(up=5000000.0, down=20000000.0, latency=0.0, sigma=0.0)" in text and "momentum" not in text
+
+
+def test_a_data_set_may_be_named_instead_of_a_task() -> None:
+    options: dict[str, Any] = {"k": 3, "rounds": 2, "lr": 0.1}
+    named = fh.simulate("fedavg", "digits", seed=4, **options)
+    loaded = fh.simulate("fedavg", fh.load_task("digits", seed=4), seed=4, **options)
+    assert named.loss == loaded.loss and named.setting == loaded.setting
+    runs = fh.compare(["fedavg"], "digits", seeds=[4, 5], **options)
+    assert runs[0].loss == named.loss and runs[0].setting["data"] != runs[1].setting["data"]
+
+
+def test_numbers_of_numpy_are_numbers(task: fh.Task) -> None:
+    given = fh.simulate("fedavg", task, k=np.int64(2), rounds=np.int32(3), lr=np.float64(0.1), seed=np.int64(1))
+    assert given.loss == fh.simulate("fedavg", task, k=2, rounds=3, lr=0.1, seed=1).loss
+    assert type(fh.Local(lr=np.float32(0.5)).lr) is float  # type: ignore[arg-type]

@@ -292,3 +292,31 @@ def test_comparison_by_name(task: fh.Task) -> None:
     assert runs["FedHist"] == runs[2:]
     with pytest.raises(fh.InvalidInput, match="unknown method 'Fedhits'"):
         _ = runs["Fedhits"]
+
+
+def test_is_printed_in_one_line(history: fh.History) -> None:
+    text = repr(history)
+    assert "\n" not in text and text.startswith("<History of FedHist on blobs, seed 2: 12 rounds of K = 3, accuracy ")
+    assert f"(best {100 * history.best_accuracy:.1f} %)" in text and "mean staleness" in text
+    assert repr(fh.History.begun("FedAvg", 1, "blobs", 3)) == (
+        "<History of FedAvg on blobs, seed 1: 0 rounds of K = 3, not evaluated yet>"
+    )
+    history.events.append({"time": 1.0, "round": 12, "event": "diverged", "reason": "the loss is nan"})
+    assert ", diverged in round 12, accuracy " in repr(history)
+    assert "<th>accuracy</th>" in history._repr_html_() and history._repr_html_().count("<tr>") == 1 + 3
+
+
+def test_a_data_frame(history: fh.History) -> None:
+    pytest.importorskip("pandas")
+    table = history.to_frame()
+    names = ["round", "time", "work", "bytes", "accuracy", "loss", "mean_staleness", "max_staleness"]
+    assert [*table.columns] == names and table["round"].tolist() == [4, 8, 12]
+    assert table.accuracy.tolist() == history.accuracy and table.work.tolist() == history.cost("work").tolist()
+    assert fh.History.begun("FedAvg", 1, "blobs", 3).to_frame().empty
+
+
+def test_columns_are_seen_by_completion(history: fh.History) -> None:
+    assert {"accuracy", "loss", "round", "time", "per_class", "plot", "to_frame"} <= {*dir(history)}
+    assert history.max_staleness == [each.max_staleness for each in history.evaluations]
+    with pytest.raises(AttributeError, match="'History' object has no attribute 'accurcy'"):
+        _ = history.accurcy  # type: ignore[attr-defined]

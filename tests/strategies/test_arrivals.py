@@ -35,7 +35,7 @@ def test_accepts_a_round() -> None:
             {"deltas": torch.tensor([[torch.inf], [torch.nan], [2.0]])},
             "an upload must be finite; those of clients 0, 5 hold NaN or infinity.",
         ),
-        ({"staleness": [1, 2, 3]}, "staleness must be a tensor, got list."),
+        ({"staleness": [1, 2, 3]}, "staleness must be a tensor or an array, got list."),
         ({"staleness": torch.tensor([1, 2])}, "staleness must have shape (3,), got (2,)."),
         ({"staleness": torch.tensor([1, 0, 2])}, "staleness counts from 1, got 0."),
         ({"staleness": torch.tensor([1.0, 1.5, 2.0])}, "staleness counts rounds, got torch.float32."),
@@ -56,3 +56,11 @@ def test_accepts_a_round() -> None:
 def test_refuses(change: dict[str, torch.Tensor], sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=f"^{re.escape(sentence)}$"):
         fh.Arrivals(**{**parts(), **change})
+
+
+def test_arrays_become_tensors() -> None:
+    given = fh.Arrivals(**{name: value.numpy() for name, value in parts().items()})
+    for name, value in parts().items():
+        assert torch.equal(getattr(given, name), value)
+    update = fh.FedAvg().setup(num_clients=10, k=3, num_params=given.deltas.shape[1])(given)
+    assert torch.equal(update, fh.FedAvg().setup(10, 3, given.deltas.shape[1])(fh.Arrivals(**parts())))

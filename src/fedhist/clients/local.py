@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ MOST_STEPS = 1_000_000
 """The most steps or epochs: a larger number is taken for a mistake, since the run would never end."""
 LEAST_RATE = 1e-30
 """A schedule may go down to this: methods divide by the rate."""
+LOOP = (
+    "A function that trains in its own way, called as loop(module, batches, received=…, client=…): it changes the "
+    "module, and the batches follow from the options here."
+)
 KNOWN = ("sgd", "adam", "adamw")
 """Optimizers that all trainers have; any other is PyTorch's own, by the name of its class."""
 
@@ -30,9 +34,8 @@ class Local:
     """Local training on minibatches, for a number of steps or of epochs.
 
     The last batch of a pass over a client's data may be smaller. Optimizers are those of ``torch.optim``, and begin
-    anew with every upload. `lr` may be a list with the rate of each client. `loop` is a function that trains in its own
-    way, called as ``loop(module, batches, received=…, client=…)``: it changes the module, and the batches follow from
-    the options here.
+    anew with every upload. `lr` may be a list with the rate of each client, and `schedule` a function from the round to
+    a factor; `loop` is a function that trains in its own way.
     """
 
     lr: float | Sequence[float] = option(
@@ -57,7 +60,7 @@ class Local:
         PANEL,
         name="lr_schedule",
     )
-    loop: Callable[..., Any] | None = None
+    loop: Callable[..., Any] | None = field(default=None, metadata={"help": LOOP})
 
     def __post_init__(self) -> None:
         self._check_rates()
@@ -97,6 +100,8 @@ class Local:
             given = given.tolist() if hasattr(given, "tolist") else given
             object.__setattr__(self, "lr", tuple(rate("lr", each) for each in given))
             require(len(given) > 0, "lr must name a rate for each client.")
+        elif type(given) not in (int, float):  # a number of NumPy's becomes one of Python's
+            object.__setattr__(self, "lr", rate("lr", given))
         else:
             rate("lr", given)
 

@@ -21,7 +21,7 @@ from fedhist.data.places import Progress, data_folders, download, existing, md5
 from fedhist.data.shakespeare import load as load_shakespeare, place as place_of_shakespeare
 from fedhist.data.task import Task
 from fedhist.data.watch import CLIENTS as ARMS, file as file_of_watch, load as load_watch
-from fedhist.errors import DataError, reason, require, unknown, whole
+from fedhist.errors import DataError, InvalidInput, reason, require, unknown, whole
 from fedhist.store.files import plain, read_bytes, whole_file
 from fedhist.streams import Stream
 
@@ -349,6 +349,15 @@ def load_task(
         **({} if client_test is None else {"client_test": client_test}),
     }
     return task
+
+
+def as_task(given: object, seed: int) -> Task:
+    """Return the task that is meant: a data set's name is loaded with what is usual for it, divided by the seed."""
+    if isinstance(given, str):
+        return load_task(given, seed=seed)
+    if not isinstance(given, Task):
+        raise InvalidInput(f"task must be a fedhist.Task or the name of a data set, got {type(given).__name__}.")
+    return given
 
 
 def _divided(

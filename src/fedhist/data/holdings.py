@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fedhist.errors import require
 from fedhist.streams import Stream
 
-Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]]
+Clients = Sequence[ArrayLike] | NDArray[np.integer[Any]] | Tensor
 
 
 def joined(clients: Clients, num_examples: int, name: str = "clients") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the example indices of all clients end to end, and where those of each client begin."""
+    if isinstance(clients, Tensor):
+        clients = clients.cpu().numpy()
     listed = clients.ndim == 2 if isinstance(clients, np.ndarray) else isinstance(clients, Sequence)
     require(listed and len(clients) > 0, f"{name} must be a list with one list of example indices for each client.")
     if isinstance(clients, np.ndarray):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedhist.data.losses import IGNORED, cross_entropy
 from fedhist.errors import InvalidInput, brief, reason, require, unknown
-from fedhist.store.history import LOSS, TAKEN
+from fedhist.store.evaluation import TAKEN
+from fedhist.store.measure import LOSS
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 
@@ -148,9 +149,11 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def as_metrics(given: Sequence[Any] | Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics that names, functions and torchmetrics objects mean."""
-    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, Mapping)):
+def as_metrics(given: object) -> list[Metric]:
+    """Return the metrics that names, functions and torchmetrics objects mean, or a single one of them."""
+    if isinstance(given, (str, Metric)) or (callable(given) and not isinstance(given, (Mapping, type))):
+        given = [given]
+    if isinstance(given, bytes) or not isinstance(given, (Sequence, Mapping)):
         raise InvalidInput(f"metrics must be a list of metrics or a dict of them by name, got {brief(given)}.")
     named = given.items() if isinstance(given, Mapping) else [(None, each) for each in given]
     metrics = [_metric(each, name) for name, each in named]

@@ -4,11 +4,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhist.data.columns import as_tensor
 from fedhist.data.text_models import CharLSTM, CharTransformer
 from fedhist.errors import InvalidInput, require, unknown
 from fedhist.options import imported
@@ -171,6 +173,17 @@ def model_of(name: str, inputs: Tensor, classes: int) -> Callable[[], nn.Module]
     return _builder(name, shape, classes)
 
 
+def model_for(name: str, x: Any, y: Any, loss: object) -> Callable[[], nn.Module]:
+    """Return the function that builds a model by its name for given training data, as a task is given them."""
+    fits = y is not None and not isinstance(y, (str, dict, tuple)) and not isinstance(x, (dict, tuple))
+    require(fits, f"model={name!r} needs x and y as one tensor or array each; give a module for other data.")
+    inputs, targets = as_tensor("x", x), as_tensor("y", y)
+    require(targets.numel() > 0, "y holds no examples.")
+    labels = loss == "cross-entropy"
+    outputs = int(targets.max()) + 1 if labels else targets.shape[1] if targets.ndim > 1 else 1
+    return model_of(name, inputs, outputs)
+
+
 @lru_cache
 def _builder(name: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
     """Return one function for each shape, by which tasks of several seeds are known to have the same model."""
@@ -183,6 +196,11 @@ def to_group_norm(model: nn.Module) -> nn.Module:
     Averages of batch statistics are not statistics of a common batch, so runs refuse models with BatchNorm. The
     groups are as many as divide the channels, 32 at most; those of BatchNorm1d have two channels at least, since a
     single number cannot be normalised.
+
+    Parameters
+    ----------
+    model
+        Any module; it is not changed.
     """
     require(isinstance(model, nn.Module), f"model must be an nn.Module, got {type(model).__name__}.")
     made: dict[nn.Module, nn.Module] = {}  # a layer that occurs twice stays one layer

@@ -46,7 +46,17 @@ def _dealt(owner: NDArray[np.int64], clients: int, **about: str | float) -> Spli
 
 
 def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Split:
-    """Deal the examples out evenly and at random."""
+    """Deal the examples out evenly and at random.
+
+    Parameters
+    ----------
+    labels
+        The class of each training example: a list, an array or a tensor.
+    clients
+        The number of clients N.
+    seed
+        Seed of the split.
+    """
     order = Stream(seed, "split").at().permutation(len(_checked(labels, clients)))
     owner = np.empty(len(order), np.int64)
     owner[order] = _even_parts(len(order), clients)
@@ -58,6 +68,17 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
 
     Small β skews both the labels and the number of examples that a client holds. A client that draws none
     is given one example of the largest client, and a :class:`SplitNotice` says how often that happened.
+
+    Parameters
+    ----------
+    labels
+        The class of each training example: a list, an array or a tensor.
+    clients
+        The number of clients N.
+    beta
+        `β`: 0.1 leaves most clients one or two classes, 100 is nearly IID.
+    seed
+        Seed of the split.
     """
     labels, beta = _checked(labels, clients), positive("beta", beta)
     rng = Stream(seed, "split").at()
@@ -73,7 +94,19 @@ def dirichlet(labels: ArrayLike, clients: int, beta: float, seed: int = 0) -> Sp
 
 
 def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) -> Split:
-    """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017)."""
+    """Sort by label, cut into equal shards and deal each client `per_client` of them (McMahan et al., 2017).
+
+    Parameters
+    ----------
+    labels
+        The class of each training example: a list, an array or a tensor.
+    clients
+        The number of clients N.
+    per_client
+        Shards of each client, and so about its classes.
+    seed
+        Seed of the split.
+    """
     labels = _checked(labels, clients)
     pieces = clients * whole("per_client", per_client, 1)
     wanted = f"per_client={per_client} shards for {clients} clients"
@@ -87,7 +120,21 @@ def shards(labels: ArrayLike, clients: int, per_client: int = 2, seed: int = 0) 
 def exclusive(
     split: Sequence[NDArray[np.int64]], labels: ArrayLike, label: int, holders: Sequence[int], seed: int = 0
 ) -> Split:
-    """Give all examples of one class to the `holders`, in equal parts, and none to other clients."""
+    """Give all examples of one class to the `holders`, in equal parts, and none to other clients.
+
+    Parameters
+    ----------
+    split
+        What another split returned.
+    labels
+        The class of each training example: a list, an array or a tensor.
+    label
+        The class that nobody else holds.
+    holders
+        The clients that hold it, by their numbers.
+    seed
+        Seed of who gets which of its examples.
+    """
     labels = np.asarray(labels)
     require(bool((labels == label).any()), f"label={label} does not occur in the training data.")
     holders = sorted(set(holders))

@@ -1,7 +1,7 @@
 """A learning problem: a model, its data, what is minimised and measured, and who holds which part of the data."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -25,6 +25,8 @@ from fedhist.data.holdings import Clients, held_out, joined
 from fedhist.data.layout import Layout
 from fedhist.data.losses import LOSSES, Loss, as_loss, check_loss, name_of
 from fedhist.data.metrics import Metric, as_metrics
+from fedhist.data.models import model_for
+from fedhist.data.overview import overview
 from fedhist.data.probing import check_labels, try_model
 from fedhist.errors import InvalidInput, rate, reason, require, unknown
 from fedhist.store.arrays import checksum
@@ -43,7 +45,7 @@ class Task:
     model
         An ``nn.Module`` that maps a batch of `x` to outputs, such as one logit per class. Runs start from the weights
         it carries. A function without arguments that builds such a module is called once per run instead, with torch's
-        generator seeded from the run's seed.
+        generator seeded from the run's seed. A name, such as "mlp" or "lenet", is that of a model of :func:`load_task`.
     x, y
         Training inputs and targets, one row for each example: tensors, NumPy arrays or pandas objects; `x` may also
         be a tuple or a dict of them, which the model takes as several arguments. Or `x` is a map-style ``Dataset``, or
@@ -62,9 +64,9 @@ class Task:
         "cross-entropy" (of labels, or of sequences of them, where -100 does not count), "bce", "mse", "huber", or a
         function of outputs and targets that returns one value an example.
     metrics
-        A list of names (accuracy, top-5, perplexity, mae, mse, rmse, f1, auc), functions of all outputs and targets,
-        and torchmetrics objects, or a dict that gives them names. A function for which less is better has an
-        attribute ``higher_is_better = False``.
+        A name (accuracy, top-5, perplexity, mae, mse, rmse, f1, auc), a function of all outputs and targets or a
+        torchmetrics object, a list of them, or a dict that gives them names. A function for which less is better has
+        an attribute ``higher_is_better = False``.
     primary
         The metric by which runs are compared; the first by default, or "loss" where there is none.
     client_test
@@ -74,7 +76,7 @@ class Task:
 
     def __init__(
         self,
-        model: nn.Module | Callable[[], nn.Module],
+        model: nn.Module | Callable[[], nn.Module] | str,
         x: Any,
         y: Any = None,
         clients: Clients | None = None,
@@ -84,16 +86,19 @@ class Task:
         lr: float | None = None,
         *,
         loss: str | Loss = "cross-entropy",
-        metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+        metrics: Any = None,
         primary: str | None = None,
         client_test: float | Clients | None = None,
     ) -> None:
+        self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
+        """How the data were divided, where that is known: runs that differ here are different experiments."""
+        if isinstance(model, str):
+            self.about["model"] = model
+            model = model_for(model, x, y, loss)
         fits = isinstance(model, nn.Module) or callable(model)
         require(fits, f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.")
         self.name, self.model = name, model
         self.lr = None if lr is None else rate("lr", lr)
-        self.about: dict[str, Any] = dict(getattr(clients, "about", {}))
-        """How the data were divided, where that is known: runs that differ here are different experiments."""
         probe = self.build(seed=0)
         self.layout = Layout(probe)
         self.x, self.y = self._training_data(x, y)
@@ -366,6 +371,9 @@ class Task:
     def has_labels(self) -> bool:
         """Whether the class of every training example is known."""
         return self.num_classes > 0 and self.y is not None
+
+    def _repr_html_(self) -> str:
+        return overview(self)
 
     def __repr__(self) -> str:
         classes = f"classes={self.num_classes}, " if self.num_classes else f"loss={self.loss_name!r}, "

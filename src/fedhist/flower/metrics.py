@@ -8,7 +8,8 @@ from flwr.app import MetricRecord
 
 from fedhist.data.metrics import METRICS
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.store.history import ACCURACY, LARGEST_METRIC, LOSS, TAKEN
+from fedhist.store.evaluation import LARGEST_METRIC, TAKEN
+from fedhist.store.measure import ACCURACY, LOSS
 
 LESS_IS_BETTER = frozenset((LOSS, *(name for name, metric in METRICS.items() if not metric.higher)))
 """Words in a metric's name that say so: ``perplexity``, ``val_loss``, ``test-rmse``."""

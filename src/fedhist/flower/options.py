@@ -11,7 +11,7 @@ from fedhist.flower.network import NetworkOptions
 from fedhist.flower.wire import Trainable
 from fedhist.options import option
 from fedhist.simulation.hooks import Hooks, listed
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.server_options import ServerOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -19,7 +19,7 @@ from fedhist.flower.wire import Wire
 from fedhist.options import options_of, values_of
 from fedhist.simulation.checkpoint import NOT_DESCRIBED
 from fedhist.simulation.server import Server
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.server_options import ServerOptions
 from fedhist.store.deployed import CHECKPOINT, GROWING, KINDS, METRICS, State
 from fedhist.store.history import MOST_CLIENTS
 from fedhist.store.journal import STEP, Journal

@@ -1,12 +1,13 @@
 """What is compared: methods that may differ in anything but the data."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from fedhist.data.task import Task
 from fedhist.errors import InvalidInput, require
 from fedhist.options import options_of, plain, unknown_option
-from fedhist.simulation.methods import Method, as_method
+from fedhist.simulation.keywords import ArmOptions
+from fedhist.simulation.methods import Method, as_method, kind_of
 from fedhist.simulation.trial import INSTEAD, NOT_COMPARED, Trial
 from fedhist.strategies import Strategy
 
@@ -30,7 +31,9 @@ class Arm:
         What tables and figures call it; the method's name and its options by default.
     """
 
-    def __init__(self, strategy: Strategy | str | Method, *, name: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, strategy: Strategy | str | Method, *, name: str | None = None, **options: Unpack[ArmOptions]
+    ) -> None:
         fits = name is None or (isinstance(name, str) and bool(name.strip()))
         require(fits, f"name must be a text, got {name!r}.")
         known = [*(each for each in options_of(Trial) if each not in SHARED), "local", "objective"]
@@ -70,7 +73,7 @@ def as_arm(given: object) -> Arm:
         return given
     if isinstance(given, (str, Strategy, Method)):
         return Arm(given)
-    raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {type(given).__name__}.")
+    raise InvalidInput(f"a method is a name, a fedhist.Strategy or a fedhist.Arm, got {kind_of(given)}.")
 
 
 def varied(arms: Sequence[Arm], trials: Sequence[Trial]) -> str:

@@ -5,21 +5,24 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
+from fedhist.clients.local import Local
+from fedhist.data.datasets import as_task
 from fedhist.data.task import Task
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, choice, number, require, whole
-from fedhist.options import options_of, unknown_option
-from fedhist.simulation.arms import LOCAL, Arm, as_arm, varied
+from fedhist.errors import DivergedError, FedHistError, choice, number, require, whole
+from fedhist.options import options_of, parameters_of, text_of, texts_of, unknown_option, with_parameters
+from fedhist.simulation.arms import LOCAL, SHARED, Arm, as_arm, varied
 from fedhist.simulation.checkpoint import (
     SECONDS_BETWEEN,
     Checkpoints,
     Saved,
 )
 from fedhist.simulation.hooks import Hooks, OnRound, watching
+from fedhist.simulation.keywords import ComparisonOptions, RunOptions
 from fedhist.simulation.methods import Method
 from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
@@ -34,10 +37,11 @@ from fedhist.strategies import Strategy
 ENGINES = ("local", "ray")
 
 
-def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> History:
+def simulate(strategy: Strategy | str | Method, task: Task | str, **options: Unpack[RunOptions]) -> History:
     """Run one method through a K-async simulation.
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
+    Where an object is expected, a text such as "pareto:alpha=1" will do, as on the command line.
     """
     about, how = divided("simulate", options)
     with watching(how.get("on_round")) as how["on_round"]:
@@ -46,11 +50,11 @@ def simulate(strategy: Strategy | str | Method, task: Task, **options: Any) -> H
 
 def compare(
     methods: Sequence[Strategy | str | Method | Arm],
-    task: Task | Callable[[int], Task],
+    task: Task | str | Callable[[int], Task],
     *,
     seeds: int | Sequence[int] = 3,
     record: str | Path | Callable[[str, int], Path] | None = None,
-    **options: Any,
+    **options: Unpack[ComparisonOptions],
 ) -> Comparison:
     """Run several methods over several seeds, side by side.
 
@@ -63,7 +67,8 @@ def compare(
     methods
         Strategies, names, or arms: methods with options of their own (see :class:`Arm`).
     task
-        One task for all seeds, or a function from a seed to its task (a new split for each seed).
+        One task for all seeds, or a function from a seed to its task (a new split for each seed). The name of a data
+        set is such a function: ``load_task("digits", seed=seed)``.
     seeds
         How many seeds, counted from 0, or which.
     record
@@ -99,18 +104,15 @@ def compare(
         return runs
 
 
-def tasks_by_seed(task: Task | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
+def tasks_by_seed(task: Task | str | Callable[[int], Task], seeds: int | Sequence[int]) -> dict[int, Task]:
     """Return the task of each seed."""
     which = [whole("seeds", s) for s in seeds] if isinstance(seeds, Iterable) else range(whole("seeds", seeds, 1))
     require(len(which) > 0, "seeds must name at least one seed.")
     require(len(set(which)) == len(which), f"seeds names a seed twice: {list(which)}.")
     tasks: dict[int, Task] = {}
     for seed in which:
-        own = task if isinstance(task, (Task, nn.Module)) or not callable(task) else task(seed)
-        if not isinstance(own, Task):
-            kind = type(own).__name__
-            raise InvalidInput(f"task must be a fedhist.Task or a function from a seed to one, got {kind}.")
-        tasks[seed] = own
+        given = task if isinstance(task, nn.Module) or not callable(task) else task(seed)
+        tasks[seed] = as_task(given, seed)
     shapes = [own.layout.shapes for own in tasks.values()]
     require(all(each == shapes[0] for each in shapes), "the tasks of all seeds must have the same model.")
     return tasks
@@ -144,6 +146,8 @@ def simulate_many(
 
     Parameters
     ----------
+    trials
+        The runs, each with a method, a task and options of its own.
     device
         "auto" (all GPUs of the machine, or its CPU), "cpu", "cuda" or a certain GPU such as "cuda:1".
     trainer
@@ -310,11 +314,21 @@ def list_options(function: Callable[..., object], without: Sequence[str]) -> Non
     own = inspect.signature(function)
     named = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
     passed = _names(Trial, ("strategy", "task", *without)) | _names(simulate_many, ("trials", *without))
-    single = {name: each.default for name, each in options_of(Trial).items() if each.part is not None}
-    passed |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in single.items()}
+    single = {name: each for name, each in options_of(Trial).items() if each.part is not None}
+    types = inspect.signature(Local).parameters
+    passed |= {
+        n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v.default, annotation=types[v.field].annotation)
+        for n, v in single.items()
+    }
     parameters = [*named.values(), *(each for name, each in passed.items() if name not in named)]
     function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    doc = inspect.getdoc(function) or ""
+    texts = texts_of(Trial) | {name: text_of(each) for name, each in single.items()}
+    texts |= parameters_of(inspect.getdoc(simulate_many) or "")
+    missing = {each.name: texts[each.name] for each in parameters if each.name not in parameters_of(doc)}
+    function.__doc__ = with_parameters(doc, missing)
 
 
+list_options(Arm, (*SHARED, *_names(simulate_many, ())))
 list_options(simulate, ())
 list_options(compare, ("seed",))

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedhist.simulation.trial import Trial
+from fedhist.world.given import Computed
 
 DEEPEST = 5
 """Functions within functions that are followed."""
@@ -18,6 +19,8 @@ def code_of(trial: Trial, model: nn.Module) -> str:
     task, local = trial.task, trial.local
     metrics = [each.whole or each.rows for each in task.metrics]
     functions = [task.loss, local.loop, local.schedule, trial.method.objective, *metrics]
+    if isinstance(trial.speeds, Computed):
+        functions.append(trial.speeds.function)
     return "\n".join([*map(_described, functions), repr(model)])
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.options import build, imported, parse_options, parse_spec
+from fedhist.options import arguments, build, imported, parse_options, parse_spec
 from fedhist.strategies import (
     ACED,
     AREA,
@@ -115,12 +115,11 @@ def describe(label: str, thing: object) -> str:
 
     A strategy inside is left out; see :func:`name_of`.
     """
-    options = []
-    for name, parameter in inspect.signature(type(thing)).parameters.items():
-        value = getattr(thing, name, parameter.default)
+    options, known = [], inspect.signature(type(thing)).parameters
+    for name, value in arguments(thing).items():
         if isinstance(value, Strategy):
             continue
-        if repr(value) != repr(parameter.default):  # values may be arrays, which do not compare to one truth
+        if repr(value) != repr(known[name].default):  # values may be arrays, which do not compare to one truth
             options.append(f"{name}={value!r}")
     return f"{label}({', '.join(options)})" if options else label
 
@@ -188,6 +187,11 @@ def spelled_out(spec: str) -> list[str]:
     return [*re.split(r"\s\+\s", f"{whole}{joint}{options}"), *others]
 
 
+def kind_of(given: object) -> str:
+    """Return what was given in the place of a method; a class lacks its brackets."""
+    return f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else type(given).__name__
+
+
 def as_method(given: str | Strategy | Method, objective: Objective | None = None) -> Method:
     """Return the method that a name, a specification such as ``fedhist:ina=false`` or a strategy means.
 
@@ -206,7 +210,7 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
         for each in others:
             method = surrounded(method, each)
     else:
-        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {type(given).__name__}.")
+        raise InvalidInput(f"a method is a name or a fedhist.Strategy, got {kind_of(given)}.")
     if objective is None:
         return method
     fits = callable(objective) and hasattr(objective, "uses_previous") and not isinstance(objective, type)

@@ -16,10 +16,11 @@ from fedhist.clients.objectives import TaskLoss
 from fedhist.errors import FedHistError, reason, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.server import Server
+from fedhist.simulation.server_options import ServerOptions
 from fedhist.simulation.sources.tape import RecordedUploads
-from fedhist.simulation.trial import ServerOptions
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
+from fedhist.store.measure import counted
 from fedhist.store.recording import Recording
 from fedhist.strategies import FedAvg, Strategy
 from fedhist.strategies.screening import norm_of
@@ -32,7 +33,7 @@ WHAT_IT_IS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Replay:
     """What another strategy makes of recorded uploads, beside what the recorded one made of them."""
 
@@ -54,6 +55,13 @@ class Replay:
     travelled: float
     """How far the model ends from where it started."""
     recorded_travelled: float
+
+    def __repr__(self) -> str:
+        rounds, k = self.weights.shape
+        known = self.cosine[np.isfinite(self.cosine)]
+        alike = f", mean cosine of the updates {known.mean():.3f}" if len(known) else ""
+        what = f"{self.method} on the uploads of {self.recorded}"
+        return f"<Replay of {what}: {counted(rounds, 'round')} of K = {k}{alike}, models {self.distance[-1]:.3g} apart>"
 
     @property
     def weight_distance(self) -> Floats:

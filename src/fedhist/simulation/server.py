@@ -16,9 +16,11 @@ from fedhist.data.layout import Layout
 from fedhist.errors import DivergedError, InvalidInput, require
 from fedhist.simulation.methods import Method
 from fedhist.simulation.rows import Rows
-from fedhist.simulation.trial import ServerOptions
+from fedhist.simulation.server_options import ServerOptions
+from fedhist.store.evaluation import LARGEST_METRIC, Evaluation, check_evaluations
 from fedhist.store.events import EventLog
-from fedhist.store.history import ACCURACY, DIVERGED, LARGEST_METRIC, Evaluation, History, check_evaluations
+from fedhist.store.history import DIVERGED, History
+from fedhist.store.measure import ACCURACY
 from fedhist.store.recording import About, Tape
 from fedhist.store.snapshot import check_forms
 from fedhist.store.tables import check_per_client, check_traces, checked_arrivals

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedhist.clients.local import Local, as_local
-from fedhist.errors import InvalidInput, as_path, decay, number, positive, rate, require, whole
+from fedhist.errors import InvalidInput, number, positive, require, whole
 from fedhist.options import documented, option, options_of, part, plain, values_of
+from fedhist.simulation.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from fedhist.clients.objectives import Objective
@@ -35,74 +36,12 @@ INSTEAD = (("epochs", "local_steps"), ("k", "closing"), ("schedule", "speeds"))
 """Options of which one takes the place of the other, so that who gives one does not inherit the other."""
 ROUNDS = 300
 """Rounds of a run that nothing is said about."""
-
-
-@documented
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ServerOptions:
-    """Options of every server, simulated or deployed.
-
-    `strategy` is a strategy, which is copied and not changed, or a method's name such as "fedhist" or "moon".
-    """
-
-    strategy: Strategy | str | Method = dataclasses.field(kw_only=False)
-    k: int = option(
-        None,
-        "Uploads that close a round, from 1 (fully asynchronous) to N (synchronous).",
-        "Method",
-        default_text="10",
-    )
-    server_lr: float = option(1.0, "The server's learning rate, η in Eq. 4.", "Method")
-    ema: float | None = option(
-        None,
-        "Evaluate, and keep as the result, an exponential moving average of the model with this decay, such as 0.99; "
-        "clients never see it.",
-        "Method",
-    )
-    bad_updates: str = option(
-        "reject",
-        "What to do with an upload that holds NaN, is absurdly long or is not what was asked for: reject it, clip it "
-        "if only its length is wrong, stop, or accept it in a simulation that is to fail by it.",
-        "Faults",
-    )
-    max_norm_ratio: float = option(
-        30.0,
-        "How many times as long as usual an upload may be; usual is what most clients have sent so far.",
-        "Faults",
-    )
-    record: Path | None = option(None, "Keep all uploads in this folder, for `fedhist replay`.", "Run", compared=False)
-    record_dtype: str | None = option(
-        None, "float32, float16 or bfloat16; the latter keep uploads in half the size.", "Run", compared=False
-    )
-
-    method: Method = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        from fedhist.simulation.methods import as_method  # noqa: PLC0415
-        from fedhist.store.recording import check_dtype  # noqa: PLC0415
-        from fedhist.strategies.screening import Screen  # noqa: PLC0415
-
-        self._set(k=whole("k", self._uploads(), 1))
-        rate("server_lr", self.server_lr)
-        if self.ema is not None:
-            decay("ema", self.ema)
-        Screen(self.bad_updates, self.max_norm_ratio)
-        check_dtype(self.record_dtype)
-        method = as_method(self.strategy, getattr(self, "objective", None))
-        hidden = self.record is not None and any(
-            getattr(each, "noise", None) == "sum" for each in method.strategy.modules()
-        )
-        require(not hidden, "record keeps every upload, which noise='sum' does not protect; use noise='upload'.")
-        self._set(method=method, record=None if self.record is None else as_path("record", self.record))
-
-    def _uploads(self) -> int:
-        """Return how many uploads a round has at most."""
-        return 10 if self.k is None else self.k
-
-    def _set(self, **values: Any) -> None:
-        """Set fields of this frozen object while it is being made."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+TASK = 'A task, or the name of a data set, which is then loaded as load_task(name, seed=seed) does: "digits".'
+LOCAL = (
+    "The clients' work, fedhist.Local(…), or a function that trains a module. By default Local() with the task's own "
+    "learning rate, if it has one."
+)
+OBJECTIVE = "What clients minimise, such as fedhist.Proximal(). By default what the method says."
 
 
 @documented
@@ -110,12 +49,11 @@ class ServerOptions:
 class Trial(ServerOptions):
     """One run to be simulated: a method, on a task, with a seed.
 
-    `local` is the clients' work, by default ``Local()`` with the task's own learning rate if it has one, or a function
-    that trains a module; `objective` is what clients minimise, if not what the method says; `schedule` may also be the
-    history of a run or a :class:`Schedule`. Where an object is expected, a text such as "pareto:alpha=1" will do.
+    `strategy`, `task`, `local` and `objective` may be objects of one's own. Where another object is expected, such as
+    :class:`Pareto` for `speeds`, a text such as "pareto:alpha=1" will do, as on the command line.
     """
 
-    task: Task = dataclasses.field(kw_only=False)
+    task: Task = dataclasses.field(kw_only=False, metadata={"help": TASK})
     rounds: int = option(None, "Rounds to run.", "Method", default_text=f"{ROUNDS}, or those up to `until`")
     until: float | None = option(
         None,
@@ -129,8 +67,8 @@ class Trial(ServerOptions):
         "Method",
     )
     concurrency: int | None = option(None, "Clients at work at a time; all by default.", "Method")
-    local: Local = part(Local)
-    objective: Objective | None = None
+    local: Local = part(Local, help=LOCAL)
+    objective: Objective | None = dataclasses.field(default=None, metadata={"help": OBJECTIVE})
     speeds: Speeds = option(
         "lognormal",
         "How long clients take: constant, uniform, lognormal, exponential, pareto, explicit, random (K of N at random) "
@@ -187,7 +125,7 @@ class Trial(ServerOptions):
     )
 
     def __post_init__(self) -> None:
-        from fedhist.data.task import Task  # noqa: PLC0415
+        from fedhist.data.datasets import as_task  # noqa: PLC0415
         from fedhist.world.attacks import as_attack  # noqa: PLC0415
         from fedhist.world.availability import as_availability  # noqa: PLC0415
         from fedhist.world.coupling import as_coupling  # noqa: PLC0415
@@ -195,10 +133,8 @@ class Trial(ServerOptions):
         from fedhist.world.network import as_network  # noqa: PLC0415
         from fedhist.world.speeds import as_speeds  # noqa: PLC0415
 
-        if not isinstance(self.task, Task):
-            raise InvalidInput(f"task must be a fedhist.Task, got {type(self.task).__name__}.")
+        self._set(task=as_task(self.task, whole("seed", self.seed)))
         super().__post_init__()
-        whole("seed", self.seed)
         local = as_local(self.local, self.task.lr)
         rates = local.lr if isinstance(local.lr, tuple) else None
         clients = self.task.num_clients
@@ -225,13 +161,16 @@ class Trial(ServerOptions):
             self._set(schedule=self._recorded())
 
     @classmethod
-    def of(cls, strategy: Strategy | str | Method, task: Task, **options: Any) -> Self:
+    def of(cls, strategy: Strategy | str | Method, task: Task | str, **options: Any) -> Self:
         """Return a trial whose local work may also be given one by one, as commands and files do: ``lr=0.1``."""
+        from fedhist.data.datasets import as_task  # noqa: PLC0415
+
+        task = as_task(task, whole("seed", options.get("seed", 0)))
         known = options_of(cast(Hashable, cls))
         own = {name: value for name, value in options.items() if name not in known or known[name].part is None}
         given = {known[name].field: value for name, value in options.items() if name not in own}
         if given:
-            local = as_local(own.get("local"), getattr(task, "lr", None))
+            local = as_local(own.get("local"), task.lr)
             if given.get("epochs") is None and given.get("steps") is not None:
                 given["epochs"] = None
             own["local"] = dataclasses.replace(local, **given)
@@ -382,6 +321,12 @@ class Trial(ServerOptions):
         up = layout.width + (layout.size if uses_mail(self.method.objective) else 0)
         down = parcel_of(layout, self.method.objective).version_width
         return up * layout.dtype.itemsize, down * layout.dtype.itemsize
+
+    def __repr__(self) -> str:
+        known = {name: each.default for name, each in options_of(Trial).items() if name != "seed"}
+        given = {name: value for name, value in values_of(self).items() if name in known and value != known[name]}
+        options = ", ".join(f"{name}={value}" for name, value in given.items())
+        return f"<Trial of {self.method.name} on {self.task.name}, seed {self.seed}: {options}>"
 
     def __str__(self) -> str:
         attack = "" if self.attack is None else f", {self.attack}"

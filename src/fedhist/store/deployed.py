@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fedhist.errors import FedHistError, InvalidInput, reason, require, whole
-from fedhist.store.history import ACCURACY, LOSS, Evaluation, History, check_evaluations, sample
+from fedhist.store.evaluation import Evaluation, check_evaluations
+from fedhist.store.history import History, sample
 from fedhist.store.journal import read
+from fedhist.store.measure import ACCURACY, LOSS
 from fedhist.store.tables import check_per_client, check_traces, checked_arrivals
 
 CHECKPOINT = "kasync.safetensors"

@@ -5,18 +5,21 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import FedHistError, reason, require, unknown
 from fedhist.store.arrays import read_arrays, write_arrays
+from fedhist.store.evaluation import LARGEST_METRIC, Column, Evaluation, check_evaluations
 from fedhist.store.files import read_lines, read_text, slug, there, whole_file
+from fedhist.store.measure import ACCURACY, LOSS, SHARES, UNKNOWN, Measure, counted, is_share
+from fedhist.store.plot import plot_runs
+from fedhist.store.table import frame, html_table
 from fedhist.store.tables import (
     ARRIVALS,
     COSTS,
-    LARGEST,
     check_clients,
     check_per_client,
     check_traces,
@@ -25,24 +28,21 @@ from fedhist.store.tables import (
     read_table,
 )
 
+__all__ = [
+    "ACCOUNT", "ACCURACY", "AXES", "DIVERGED", "LOSS", "MOST_CLIENTS", "SHARES", "Evaluation", "History", "is_share",
+    "run_name", "sample",
+]  # fmt: skip
+
 MOST_CLIENTS = 1000
 """Clients about which a run keeps more than their uploads; where there are more, it keeps an even sample of them."""
-LARGEST_METRIC = 1e15
-"""A deployment may report anything, and means and spreads are taken of it; what is larger is not known."""
 DIVERGED = "diverged"
 """The event that ends a run in which training produced NaN or infinity."""
-ACCURACY, LOSS = "accuracy", "loss"
-SHARES = ("accuracy", "top-5", "f1")
-"""Metrics that are shown in percent."""
 AXES = ("time", "work", "bytes", "rounds")
 """What learning costs: virtual time, the clients' time at work, bytes sent either way, and rounds."""
+MOST_ROWS = 10
+"""Evaluations in a notebook's table; a frame has all of them."""
 ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
-
-
-def is_share(name: str) -> bool:
-    """Whether a metric is shown in percent; of a named test set it is called "set/metric"."""
-    return name.rpartition("/")[2] in SHARES
 
 
 def sample(count: int) -> NDArray[np.int64]:
@@ -55,40 +55,7 @@ def run_name(method: str, seed: int) -> str:
     return f"{slug(method)}-seed{seed}"
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation of the global model, after `round` rounds."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-    round: int
-    time: float
-    """Virtual time."""
-    accuracy: float | None
-    """None where it is not a metric of the task."""
-    loss: float | None
-    """None where a deployment does not evaluate it, and where it is NaN or infinite."""
-    per_class: list[float | None]
-    mean_staleness: float
-    """Over the uploads since the evaluation before."""
-    max_staleness: int
-    epsilon: float | None = None
-    """Privacy spent so far (see :class:`Private`); None, and not written, without a privacy guarantee."""
-    metrics: dict[str, float | None] | None = None
-    """All metrics by name but for accuracy and loss; None, and not written, where there are none."""
-
-    def value(self, name: str) -> float | None:
-        """Return a metric, accuracy and loss among them; None where it is NaN or was not evaluated."""
-        if name in (ACCURACY, LOSS):
-            return self.accuracy if name == ACCURACY else self.loss
-        return (self.metrics or {}).get(name)
-
-
-TAKEN = {"path", "file", "allow_pickle", *Evaluation.__dataclass_fields__} - {ACCURACY, LOSS}
-"""Names that a metric cannot have: they mean something else in a history or its files."""
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class History:
     """The course of one run.
 
@@ -140,6 +107,10 @@ class History:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """A random name that a run keeps when it is resumed; it is not saved with the results."""
 
+    round, time, max_staleness = Column[int](), Column[float](), Column[int]()
+    accuracy, loss, epsilon = Column[Any](), Column[Any](), Column[Any]()
+    per_class, mean_staleness = Column[Any](), Column[float]()
+
     def __post_init__(self) -> None:
         if len(self.closed) != len(self.arrived):
             vars(self).update(checked_costs({}, self.arrived))
@@ -150,24 +121,78 @@ class History:
         rows: list[Any] = [np.zeros((0, k), column.dtype) for column in ARRIVALS.values()]
         return cls(method, seed, task, *rows)
 
-    def __getattr__(self, name: str) -> list[Any]:
-        if name in Evaluation.__dataclass_fields__:
-            return [getattr(evaluation, name) for evaluation in self.evaluations]
-        if name == "records":
-            raise AttributeError("History has no attribute 'records' any more; it is called 'evaluations'")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __getattr__(self, name: str) -> Any:
+        renamed = " any more; it is called 'evaluations'" if name == "records" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{renamed}")
+
+    def __repr__(self) -> str:
+        about, stale = f"{self.method} on {self.task}, seed {self.seed}", self.staleness_between(0, self.rounds)[0]
+        what = [f"{counted(self.rounds, 'round')} of K = {self.clients.shape[1]}", *self._ending()]
+        if self.rounds:
+            what.append(f"{'seconds' if self.deployed else 'virtual time'} {self.closed[-1]:.4g}")
+            what.append(f"mean staleness {stale:.1f}")
+        return f"<History of {about}: {', '.join(what)}>"
+
+    def _ending(self) -> list[str]:
+        """Return how the run ended, in a few words."""
+        ends = [f"diverged in round {each['round']:,}" for each in self.events if each["event"] == DIVERGED][:1]
+        if not self.evaluations:
+            return ends or ["not evaluated yet"]
+        own = self.measure()
+        return [*ends, f"{own.name} {own.text(self.final())}{own.unit} (best {own.text(self.best())}{own.unit})"]
+
+    def _repr_html_(self) -> str:
+        columns = {name: each for name, each in self.columns().items() if name not in ("work", "bytes")}
+        count = len(self.evaluations)
+        shown = np.unique(np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)).tolist()
+        rows = [[column[place] for column in columns.values()] for place in shown]
+        lines = [[UNKNOWN if value is None else f"{value:.4g}" for value in row] for row in rows]
+        return html_table(list(columns), lines, repr(self)[1:-1])
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return all that evaluations have one number of, by its name."""
+        metrics = {name: self[name] for name in (*self.metrics, LOSS)}
+        private = {"epsilon": self.epsilon} if any(each is not None for each in self.epsilon) else {}
+        costs = {axis: self.cost(axis).tolist() for axis in ("time", "work", "bytes")}
+        stale = {"mean_staleness": self.mean_staleness, "max_staleness": self.max_staleness}
+        return {"round": self.round, **costs, **metrics, **stale, **private}
+
+    def to_frame(self) -> Any:
+        """Return the evaluations as a pandas data frame: rounds, costs, all metrics and staleness, one row for each."""
+        return frame("to_frame()", self.columns())
+
+    def plot(self, metric: str | None = None, against: str = "rounds", ax: Any = None) -> Any:
+        """Draw a metric and return the matplotlib figure, which a notebook shows and ``savefig`` writes.
+
+        Parameters
+        ----------
+        metric
+            By default the primary one.
+        against
+            "rounds", "time", "work" (the clients' time at work) or "bytes" (sent either way).
+        ax
+            Matplotlib axes to draw on; by default those of a new figure.
+        """
+        if against not in AXES:
+            raise unknown("axis", against, AXES)
+        title = f"{self.task}, K = {self.clients.shape[1]}, seed {self.seed}"
+        return plot_runs({self.method: [self]}, self.measure(metric), against, title, ax)
 
     def __getitem__(self, metric: str) -> list[float | None]:
         """Return a metric's value at each evaluation; None where it is NaN."""
-        known = [*dict.fromkeys((*self.metrics, LOSS))]
-        if metric not in known:
-            raise unknown("metric", metric, known)
-        return [evaluation.value(metric) for evaluation in self.evaluations]
+        return [evaluation.value(self.measure(metric).name) for evaluation in self.evaluations]
 
     @property
     def primary(self) -> str:
         """The metric by which runs are compared."""
         return next(iter(self.metrics))
+
+    def measure(self, metric: str | None = None) -> Measure:
+        """Return how a metric, by default the primary one, is written and ranked."""
+        name = metric or self.primary
+        if name not in (*self.metrics, LOSS):
+            raise unknown("metric", name, dict.fromkeys((*self.metrics, LOSS)))
+        return Measure(name, self.metrics.get(name, False))
 
     def final(self, metric: str | None = None) -> float | None:
         """Return the last value of a metric, the primary one by default; None where it is not known."""
@@ -365,15 +390,3 @@ class History:
         known = summary.model_dump(exclude={"rounds", "k"})
         tables: dict[str, Any] = {"about_clients": about_clients, "traces": traces, "per_client": per_client}
         return cls(**known, **rows, evaluations=evaluations, events=events, **tables)
-
-
-def check_evaluations(evaluations: Sequence[Evaluation], rounds: int) -> None:
-    """Raise unless evaluations are of rounds there were, each of a later one, with numbers that can be averaged."""
-    evaluated = [0, *(each.round for each in evaluations)]
-    ordered = evaluated == sorted(set(evaluated)) and evaluated[-1] <= rounds
-    require(ordered, f"its evaluations are not of rounds from 1 to {rounds}, in order")
-    for each in evaluations:
-        numbers = [each.mean_staleness, each.max_staleness]
-        numbers += [v for v in (each.accuracy, *each.per_class, *(each.metrics or {}).values()) if v is not None]
-        plausible = abs(each.time) <= LARGEST and max(map(abs, numbers)) <= LARGEST_METRIC
-        require(plausible, f"its evaluation after round {each.round} holds absurd numbers")

@@ -26,6 +26,7 @@ from fedhist.errors import FedHistError, InvalidInput, as_path, choice, reason, 
 from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.files import plain
 from fedhist.store.history import History
+from fedhist.store.measure import counted
 
 ARRAYS = UPLOADS, EXAMPLES, UPDATES = "uploads.npy", "examples.npy", "updates.npy"
 FILES = *_, CHECKSUMS, ABOUT = *ARRAYS, "checksums.npy", "recording.npz"
@@ -296,6 +297,10 @@ class Recording:
         if clients.shape != shape or clients.min() < 0 or clients.max() >= self.about.num_clients:
             raise FedHistError(f"the arrivals in {folder} are not those of its recording.")
         self._seed = self.about.seed_of(self.start)
+
+    def __repr__(self) -> str:
+        about = self.about
+        return f"<Recording of {about.method}: {counted(about.rounds, 'round')} of K = {about.k}, in {self.folder}>"
 
     def _mapped(self, name: str, array: _Array) -> NDArray[Any]:
         """Return an array that stays on the disk until it is used."""

@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedhist.data.columns import as_tensor
 from fedhist.errors import InvalidInput, require
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """The K uploads that close one round, in order of arrival.
+    """The K uploads that close one round, in order of arrival: tensors, or NumPy arrays, which become tensors.
 
     Parameters
     ----------
@@ -77,6 +79,9 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         if self.validate:
+            for name in ("deltas", "staleness", "clients", "num_examples", "model", "mail", "statistics"):
+                if isinstance(array := getattr(self, name), np.ndarray):
+                    object.__setattr__(self, name, as_tensor(name, array))
             self._check()
 
     def __len__(self) -> int:
@@ -86,7 +91,7 @@ class Arrivals:
         deltas, clients = self.deltas, self.clients
         columns = {"staleness": self.staleness, "clients": clients, "num_examples": self.num_examples}
         for name, value in {"deltas": deltas, **columns}.items():
-            require(isinstance(value, Tensor), f"{name} must be a tensor, got {type(value).__name__}.")
+            require(isinstance(value, Tensor), f"{name} must be a tensor or an array, got {type(value).__name__}.")
         fits = deltas.ndim == 2 and len(deltas) > 0
         require(fits, f"deltas must have shape (K, P) with K ≥ 1, got {tuple(deltas.shape)}.")
         for name, value in columns.items():

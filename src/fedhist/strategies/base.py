@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhist.errors import brief, require, whole
-from fedhist.options import RENAMED, unknown_option
+from fedhist.options import RENAMED, arguments, unknown_option
+from fedhist.store.table import html_table
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.lengths import in_range
 
@@ -63,6 +64,24 @@ class Strategy(nn.Module):
         for old in options.keys() & RENAMED.keys() - inspect.signature(cls).parameters.keys():
             raise unknown_option(cls.__name__, old, inspect.signature(cls).parameters)
         return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        texts = [
+            repr(value) if isinstance(value, Strategy) else f"{name}={' '.join(brief(value).split())}"
+            for name, value in arguments(self).items()
+        ]
+        return f"{type(self).__name__}({', '.join(texts)})"
+
+    def _repr_html_(self) -> str:
+        parts = [each for each in self.modules() if isinstance(each, Strategy)]
+        rows = [
+            [*([type(part).__name__] if len(parts) > 1 else []), name, brief(value)]
+            for part in parts
+            for name, value in arguments(part).items()
+            if not isinstance(value, Strategy)
+        ]
+        header = ["part", "option", "value"][3 - len(rows[0]) :] if rows else []
+        return html_table(header, rows, " in ".join(type(part).__name__ for part in reversed(parts)))
 
     def setup(self, num_clients: int, k: int, num_params: int, device: Device = None) -> Self:
         """Clear all state and allocate memory; a subclass that overrides this calls ``super().setup(...)`` first."""

@@ -102,7 +102,19 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(FedAdam):
-    """Yogi on the inner strategy's updates: as `FedAdam`, with `v ← v - (1-β₂)·u²·sign(v - u²)`."""
+    """Yogi on the inner strategy's updates: as `FedAdam`, with `v ← v - (1-β₂)·u²·sign(v - u²)`.
+
+    Parameters
+    ----------
+    inner
+        The strategy that aggregates. It is copied.
+    eta
+        `η`: length of a step in each parameter, before `server_lr`.
+    beta1, beta2
+        `β₁`, `β₂`: how slowly the moments change.
+    tau
+        `τ`: parameters whose updates are much smaller than this take smaller steps. `v` begins at `τ²`.
+    """
 
     branch_free = True
     title = "yogi"
@@ -115,7 +127,16 @@ class FedYogi(FedAdam):
 class FedAdagrad(FedAdam):
     """Adagrad on the inner strategy's updates: as `FedAdam`, with `v ← v + u²`.
 
-    `beta1` is 0 in the paper's experiments; `beta2` is not used.
+    Parameters
+    ----------
+    inner
+        The strategy that aggregates. It is copied.
+    eta
+        `η`: length of a step in each parameter, before `server_lr`.
+    beta1
+        `β₁`: how slowly the first moment changes; 0 in the paper's experiments.
+    tau
+        `τ`: parameters whose updates are much smaller than this take smaller steps. `v` begins at `τ²`.
     """
 
     branch_free = True

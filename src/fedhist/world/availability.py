@@ -1,5 +1,6 @@
 """When clients are there: always, by day, as recorded; some come late, and some leave for good."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from fedhist.errors import choice, number, positive, require
-from fedhist.options import named
+from fedhist.options import named, parameters_of, with_parameters
 from fedhist.streams import Stream
 from fedhist.world.tables import deal, read_once
 from fedhist.world.windows import Windows, read_windows
@@ -117,6 +118,10 @@ class _Presence:
     gives_up: float = 0.0
     join: float = 0.0
     leave: float | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__doc__ = with_parameters(inspect.getdoc(cls) or "", parameters_of(inspect.getdoc(_Presence) or ""))
 
     def __post_init__(self) -> None:
         choice("interrupted", self.interrupted, INTERRUPTED)

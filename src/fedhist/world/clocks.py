@@ -3,7 +3,7 @@
 from fedhist.errors import require, whole
 from fedhist.world.availability import Availability, as_availability
 from fedhist.world.clock import Clock
-from fedhist.world.closing import Closing, FirstK
+from fedhist.world.closing import Closing, FirstK, as_closing
 from fedhist.world.events import EventClock
 from fedhist.world.fleet import Fleet
 from fedhist.world.schedule import Schedule
@@ -68,7 +68,7 @@ def rounds_until(fleet: Fleet, closing: Closing, until: float, concurrency: int 
 
 def make_schedule(
     num_clients: int,
-    k: int | Closing,
+    k: int | Closing | str,
     rounds: int,
     speeds: Speeds | str,
     seed: int = 0,
@@ -79,14 +79,22 @@ def make_schedule(
 
     Parameters
     ----------
+    num_clients
+        The number of clients N.
     k
-        Uploads that close a round, or another way to close it: :class:`Synchronous`, :class:`Deadline`.
+        Uploads that close a round, or another way to close it: :class:`Synchronous`, "deadline:seconds=5".
+    rounds
+        How many rounds there are.
+    speeds
+        How long clients take: an object such as :class:`LogNormal`, or a text such as "pareto:alpha=1".
+    seed
+        Seed of speeds and arrivals.
     concurrency
         How many clients work at a time. None keeps all of them busy. With fewer, the clients sent the
         new model are drawn at random from those that are idle.
     availability
         When clients are there; always by default.
     """
-    closing = k if isinstance(k, Closing) else FirstK(k)
+    closing = as_closing(k, None) if isinstance(k, (Closing, str)) else FirstK(k)
     fleet = Fleet.of(num_clients, speeds, whole("seed", seed), availability=as_availability(availability))
     return schedule_of(fleet, closing, whole("rounds", rounds, 1), concurrency)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedhist.errors import require
 from fedhist.store.history import History
+from fedhist.store.measure import counted
 from fedhist.store.tables import COSTS
 
 Floats = NDArray[np.float64]
@@ -66,7 +67,7 @@ class Ledger:
             setattr(self, name, value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """The arrivals of all rounds, row r - 1 for round r, each row in order of arrival."""
 
@@ -81,6 +82,11 @@ class Schedule:
     """``(rounds,)`` each: when a round closed, and what clients had cost by then; see :class:`History`."""
     last_use: Ints | None = field(default=None, repr=False)
     """``(rounds + 2,)``: the last round in which somebody is at work on each version; None if uploads say it all."""
+
+    def __repr__(self) -> str:
+        stale = self.staleness[self.clients >= 0]
+        ends = f", virtual time {self.time[-1]:.4g}, mean staleness {stale.mean():.1f}" if stale.size else ""
+        return f"<Schedule of {self.num_clients:,} clients: {counted(self.rounds, 'round')} of K = {self.k}{ends}>"
 
     @property
     def rounds(self) -> int:

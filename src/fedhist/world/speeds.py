@@ -1,16 +1,19 @@
 """How long clients take for one local training, or for one example of it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import brief, choice, number, positive, require, whole
-from fedhist.options import named
+from fedhist.options import named, with_parameters
 from fedhist.streams import Stream
 from fedhist.world.devices import PER, DeviceTable
+from fedhist.world.given import Computed
 
 Floats = NDArray[np.float64]
 NO_JITTER = 1e-6
@@ -19,6 +22,11 @@ LATER = "median", "per"
 """Fields that a description leaves out at their defaults, so that it is that of runs from before they existed."""
 LEAST = 0.01
 """The shortest half-normal time, in units of its scale: a client that takes no time would be every upload."""
+TEXTS = {
+    "jitter": "Coefficient of variation of one client's times: 0 is always the same, 1 is exponential.",
+    "per": 'What a time is for: one "training", or one "example" of it, so that clients with more take longer.',
+}
+"""What all models have."""
 FADAS_SHARES = 0.637, 0.284, 0.079
 """How likely each component of a Dirichlet(3, 2, 1) vector is the largest."""
 
@@ -54,6 +62,10 @@ def work_times(means: Floats, jitter: float, gammas: Floats) -> Floats:
 
 class _Described:
     """A dataclass that is described by its fields."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__doc__ = with_parameters(inspect.getdoc(cls) or "", TEXTS)
 
     def __repr__(self) -> str:
         known: tuple[Any, ...] = fields(self)  # type: ignore[arg-type]
@@ -194,7 +206,7 @@ class SlowGroup:
     speed
         Their share of normal speed.
     others
-        Where normal speed comes from.
+        Where normal speed comes from; a text such as "pareto:alpha=1" will do.
     """
 
     clients: Sequence[int]
@@ -203,6 +215,7 @@ class SlowGroup:
 
     def __post_init__(self) -> None:
         positive("speed", self.speed)
+        object.__setattr__(self, "others", as_speeds(self.others))
         if not isinstance(self.clients, range):
             object.__setattr__(self, "clients", tuple(whole("clients", client) for client in self.clients))
 
@@ -364,8 +377,14 @@ SOURCES: Mapping[str, str] = {
 
 
 def as_speeds(given: object) -> Speeds:
-    """Return the model that a text such as ``lognormal:sigma=1`` means; an object is returned as it is."""
+    """Return the model that a text such as ``lognormal:sigma=1``, a list of times or a function means."""
     speeds = named("speeds", given, SPEEDS) if isinstance(given, str) else given
+    if isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 1:
+        speeds = Explicit(np.asarray(given).tolist())
+    elif inspect.isroutine(given) or isinstance(given, partial):
+        speeds = Computed(given)
     fits = callable(getattr(speeds, "mean_times", None)) and not isinstance(speeds, type)
-    require(fits, f"speeds must be a name or an object such as fedhist.LogNormal(), got {given!r}.")
+    others = "times, one for each client, or a function of N and the seed that returns them, will do as well"
+    wanted = f"speeds must be a name or an object such as fedhist.LogNormal(), got {brief(given)}"
+    require(fits, f"{wanted}; {others}.")
     return cast(Speeds, speeds)

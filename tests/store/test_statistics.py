@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhist.report.statistics import half_width, holm, paired, rank_correlation, tier_shares
+from fedhist.store.statistics import half_width, holm, paired, rank_correlation, tier_shares
 
 A = {0: 5.0, 1: 7.0, 2: 6.0, 9: 100.0}
 B = {0: 4.0, 1: 5.0, 2: 3.0, 8: 0.0}
