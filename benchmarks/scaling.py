@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from bench import best_rates, machine, random_task
 from torch import nn
 
 import fedhist as fh
+from fedhist.command.speed import best_rates, machine, random_task
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.plan import devices_of
 
