@@ -14,7 +14,7 @@ import fedhist
 from fedhist.command import completion
 from fedhist.command.flags import DataDir, Device
 from fedhist.command.style import Command
-from fedhist.errors import InvalidInput
+from fedhist.errors import InvalidInput, choice, whole
 
 SCRIPTS = ("server", "scaling", "startup")
 """Benchmarks of a checkout with arguments of their own."""
@@ -64,18 +64,18 @@ def bench(
             autocompletion=completion.one_of("lenet", "cnn", "lenet-dropout"),
         ),
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients N.")] = 100,
-    k: Annotated[int, typer.Option(min=1, help="Uploads that close a round.")] = 10,
-    local_steps: Annotated[int, typer.Option(min=1, help="Minibatch steps per upload.")] = 5,
+    clients: Annotated[int, typer.Option(help="Number of clients N.")] = 100,
+    k: Annotated[int, typer.Option(help="Uploads that close a round.")] = 10,
+    local_steps: Annotated[int, typer.Option(help="Minibatch steps per upload.")] = 5,
     optimizer: Annotated[
         str, typer.Option(help="Of clients and loop: sgd, adam, adamw or any class of torch.optim.")
     ] = "sgd",
     clip_norm: Annotated[float | None, typer.Option(help="Largest norm of a minibatch's gradient.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the simulation in each turn.")] = 20,
-    eval_every: Annotated[int, typer.Option(min=1, help="Rounds between evaluations.")] = 100,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs side by side.")] = 1,
-    loop_updates: Annotated[int, typer.Option(min=1, help="Client updates of the loop in each turn.")] = 40,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns, of which the best counts.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds of the simulation in each turn.")] = 20,
+    eval_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Number of runs side by side.")] = 1,
+    loop_updates: Annotated[int, typer.Option(help="Client updates of the loop in each turn.")] = 40,
+    repeats: Annotated[int, typer.Option(help="Turns, of which the best counts.")] = 3,
     trainer: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,12 +89,16 @@ def bench(
     """Measure this machine: client updates per second, against a plain PyTorch loop."""
     from fedhist.command.speed import measure  # noqa: PLC0415
 
-    if what != "updates":
-        raise InvalidInput(f"what must be updates, {', '.join(SCRIPTS[:-1])} or {SCRIPTS[-1]}, got {what!r}.")
+    choice("what", what, ("updates", *SCRIPTS))
+    counted = {
+        "clients": clients, "k": k, "local_steps": local_steps, "rounds": rounds, "eval_every": eval_every,
+        "seeds": seeds, "loop_updates": loop_updates, "repeats": repeats,
+    }  # fmt: skip
+    for name, value in counted.items():
+        whole(name, value, 1)
     models = ["lenet", "cnn"] if model is None and dataset == "random" else [model or "lenet"]
     for each in models:
         measure(
-            dataset=dataset, model=each, strategy=strategy, trainers=trainer, clients=clients, k=k, seeds=seeds,
-            rounds=rounds, local_steps=local_steps, optimizer=optimizer, clip_norm=clip_norm, eval_every=eval_every,
-            loop_updates=loop_updates, repeats=repeats, device=device, data_dir=data_dir,
+            dataset=dataset, model=each, strategy=strategy, trainers=trainer, optimizer=optimizer, clip_norm=clip_norm,
+            device=device, data_dir=data_dir, **counted,
         )  # fmt: skip

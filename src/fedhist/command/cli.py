@@ -61,7 +61,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     with exit_with_sentence():
         try:
-            code = app(standalone_mode=False)
+            code = app(prog_name="fedhist", standalone_mode=False)
         except click.ClickException as error:
             if not error.format_message():  # no command was given, and the help has been shown
                 raise SystemExit(2) from None

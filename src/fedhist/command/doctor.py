@@ -32,7 +32,7 @@ REQUIRED = (
 )  # fmt: skip
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "flower": (("flwr>=1.41,<1.43",), "the same strategies on real machines"),
-    "native": (("ziglang",), "a C compiler for machines without one"),
+    "native": (("ziglang",), "machines without a C compiler"),
     "optuna": (("optuna>=4",), "fedhist tune --search optuna"),
     "privacy": (("dp-accounting>=0.6",), "differential privacy, --clip and --noise-multiplier"),
     "prometheus": (("prometheus_client>=0.20",), "a server's figures for Prometheus"),
@@ -45,7 +45,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
 SECONDS = 5.0
 """How long the speed test may take, without what is compiled for it."""
 OPTIONAL, MISSING, BROKEN, FINE = "optional", "missing", "broken", "fine"
-MARKS = {FINE: "✓", OPTIONAL: "·", MISSING: "!", BROKEN: "✗"}
+MARKS = {FINE: "ok", OPTIONAL: "-", MISSING: "!", BROKEN: "X"}
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def doctor(
 ) -> None:
     """Say what is installed and found here, how fast it is, and what is missing with the command that brings it."""
     findings = list[Finding]()
-    with warnings.catch_warnings(), stderr.status("Looking around…"):
+    with warnings.catch_warnings(), stderr.status("Looking around, then measuring for five seconds…"):
         warnings.simplefilter("ignore")  # what they would say is among the findings
         for finding in _look(data_dir, device, no_speed):
             findings.append(finding)
     verdict = _verdict(findings)
     if as_json:
         lines = [{name: value for name, value in asdict(each).items() if value} for each in findings]
-        print(json.dumps({"findings": lines, "verdict": verdict}, indent=1, ensure_ascii=False))
+        print(json.dumps({"findings": lines, "verdict": verdict}, indent=1))
     else:
         _show(findings)
         say(verdict)
@@ -131,7 +131,7 @@ def _import_error() -> Finding | None:
         torch.zeros(1).numpy()
     except Exception as error:  # a library that is missing, of another processor, compiled against another NumPy …
         return Finding(
-            "Versions", "import torch", _private(reason(error)), BROKEN, "install PyTorch again: pytorch.org"
+            "Versions", "import torch", _private(reason(error)), BROKEN, "pip install --force-reinstall torch"
         )
     return None
 
@@ -183,10 +183,12 @@ def _kernel() -> Finding:
         command = native.compiler()
         native.kernel()
     except native.Unavailable as error:
-        remedy = "sudo apt install gcc, or pip install 'fedhist[native]'"
+        brings = "sudo apt install gcc, or pip install 'fedhist[native]'"
+        remedy = f"unset CC, or {brings}" if os.environ.get("CC") else brings
         return Finding("Machine", "C kernel", f"cannot be used: {_private(str(error))}", MISSING, remedy)
-    kept = _private(str(native.cache_folder()))
-    return Finding("Machine", "C kernel", f"built by {_compiler_version(command)}; kept in {kept}")
+    place = native.cache_folder()
+    kept = "kept in" if any(place.glob("kernel-*.so")) else "built each time, since nothing can be kept in"
+    return Finding("Machine", "C kernel", f"built by {_compiler_version(command)}; {kept} {_private(str(place))}")
 
 
 def _compiler_version(command: list[str]) -> str:
@@ -219,7 +221,7 @@ def _data(data_dir: Path | None) -> Iterator[Finding]:
 
     for name, _, where in whereabouts(data_folders(data_dir)):
         text, _, command = where.text.partition(": ")
-        download = "" if command else f"fedhist run --dataset {name} downloads it"
+        download = "" if command else f"fedhist run --dataset {name}"
         yield Finding(
             "Data", name, _private(text), FINE if where.found else OPTIONAL, "" if where.found else command or download
         )
@@ -239,7 +241,7 @@ def _speed(device: str, compiled: bool) -> Finding:
     *_, rate = rates.values()
     found = f"LeNet on {where}, {trainer} trainer: {rate:,.0f} client updates/s, "
     found += f"{rate / rates[FIRST]:.1f} times a plain PyTorch loop"
-    return Finding("Speed", "simulation", found, remedy="" if compiled or where.type != "cpu" else "a C compiler")
+    return Finding("Speed", "simulation", found)
 
 
 def _private(text: str) -> str:
@@ -256,7 +258,7 @@ def _show(findings: list[Finding]) -> None:
             table.add_row("", Text(each.part, style="bold"))
             seen = each.part
         colour = {MISSING: "yellow", BROKEN: "red", FINE: "green"}.get(each.state, "")
-        remedy = f"\n→ {each.remedy}" if each.remedy else ""
+        remedy = f"\ntry: {each.remedy}" if each.remedy else ""
         table.add_row(Text(MARKS[each.state], style=colour), each.name, f"{each.found}{remedy}")
     console.print(table)
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from fedhist.errors import unknown
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "run": (
@@ -52,11 +54,10 @@ class Command(TyperCommand):
         super().__init__(name, **settings)
         self.epilog = _listed(EXAMPLES.get(name or "", ()))
         for each in self.params:
-            if isinstance(each, TyperOption) and not each.is_flag:
+            if isinstance(each, (TyperOption, TyperArgument)):
                 given = each.show_default if isinstance(each.show_default, str) else each.default
-                if isinstance(given, (str, int, float)) or (given is not None and not callable(given)):
+                if given is not None and not getattr(each, "is_flag", False):
                     each.help = f"{each.help} Default: {given}."
-            if isinstance(each, TyperOption):
                 each.show_default = False
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -75,6 +76,14 @@ class Group(TyperGroup):
         super().__init__(**settings)
         self.epilog = _listed(FIRST_STEPS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called; an unknown one is answered with the nearest name."""
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise unknown("command", args[0], [name for name, each in self.commands.items() if not each.hidden])
+        return super().resolve_command(ctx, args)
+
 
 def _listed(examples: Sequence[str]) -> str | None:
     """Return examples as an epilog, in which Rich must not take brackets for its own."""
@@ -83,6 +92,11 @@ def _listed(examples: Sequence[str]) -> str | None:
 
 def sentence(error: click.ClickException) -> str:
     """Return what is wrong with arguments as one sentence like those of other errors, and whose help says more."""
-    text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        shown = [each for each in context.command.get_params(context) if not getattr(each, "hidden", False)]
+        return str(
+            unknown("option", error.option_name, [name for each in shown for name in each.opts if name[0] == "-"])
+        )
+    text = " ".join(error.format_message().split()).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}{f'; see {context.command_path} --help' if context else ''}."
