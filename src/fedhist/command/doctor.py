@@ -235,13 +235,23 @@ def _speed(device: str, compiled: bool) -> Finding:
     where = devices_of(device)[0]
     trainer = "batched" if where.type != "cpu" else "native" if compiled else "threaded"
     rates = measured(
-        device=device, trainers=[trainer], clients=20, rounds=10, loop_updates=20, repeats=1000, seconds=SECONDS,
+        device=device, trainers=[trainer], clients=20, rounds=20, loop_updates=20, repeats=1000, seconds=SECONDS,
         threaded_loop=False,
     )  # fmt: skip
     *_, rate = rates.values()
     found = f"LeNet on {where}, {trainer} trainer: {rate:,.0f} client updates/s, "
     found += f"{rate / rates[FIRST]:.1f} times a plain PyTorch loop"
+    load, cores = _load(), os.cpu_count() or 1
+    found += f"; the machine is busy (load {load:.1f}), so that says little" if load > cores else ""
     return Finding("Speed", "simulation", found)
+
+
+def _load() -> float:
+    """Return how many processes wanted to run in the last minute; 0 where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _private(text: str) -> str:
