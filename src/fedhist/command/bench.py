@@ -14,7 +14,7 @@ import fedhist
 from fedhist.command import completion
 from fedhist.command.flags import DataDir, Device
 from fedhist.command.style import Command
-from fedhist.errors import InvalidInput, choice, whole
+from fedhist.errors import InvalidInput, choice, exit_with_sentence, whole
 
 SCRIPTS = ("server", "scaling", "startup")
 """Benchmarks of a checkout with arguments of their own."""
@@ -37,7 +37,8 @@ def _run_script(name: str, arguments: list[str]) -> int:
             f"fedhist bench {name} is not part of the installed package; run it in a checkout of the repository, whose "
             "folder benchmarks holds it."
         )
-    return subprocess.run([sys.executable, file, *arguments], check=False).returncode
+    with exit_with_sentence():
+        return subprocess.run([sys.executable, file, *arguments], check=False).returncode
 
 
 def bench(

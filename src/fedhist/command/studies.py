@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedhist.command import completion
-from fedhist.command.flags import DataDir, Device
+from fedhist.command.flags import DataDir, Device, Quiet
 
 Part = Annotated[str, typer.Option(help="Only the I-th of N shares of the runs.", metavar="I/N", rich_help_panel="Run")]
 Redraw = Annotated[bool, typer.Option("--redraw", help="Run nothing, show the runs there are.")]
@@ -29,6 +29,7 @@ def paper(
     ],
     scale: Scale = "smoke",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, tables and figures.")] = Path("paper"),
+    quiet: Quiet = False,
     redraw: Redraw = False,
     pack: Pack = False,
     dataset: Annotated[
@@ -58,7 +59,7 @@ def paper(
 
     reproduce(
         experiment, scale=scale, seeds=seeds, datasets=dataset, out=out, device=device, engine=engine,
-        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
+        data_dir=data_dir, part=part, redraw=redraw, packed=pack, quiet=quiet,
     )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def league(
     ] = None,
     scale: Scale = "full",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, tables and the picture.")] = Path("league"),
+    quiet: Quiet = False,
     redraw: Redraw = False,
     pack: Pack = False,
     data_dir: DataDir = None,
@@ -96,5 +98,5 @@ def league(
 
     compete(
         scale=scale, strategies=strategy, settings=setting, seeds=seeds, first_seed=first_seed, out=out, device=device,
-        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
+        data_dir=data_dir, part=part, redraw=redraw, packed=pack, quiet=quiet,
     )  # fmt: skip

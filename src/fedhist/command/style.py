@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from fedhist.errors import unknown
+from fedhist.errors import exit_with_sentence, unknown
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "run": (
@@ -61,12 +60,9 @@ class Command(TyperCommand):
                 each.show_default = False
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Carry the command out; Ctrl-C ends it with one word and exit code 130."""
-        try:
+        """Carry the command out; Ctrl-C is answered here, since Typer would end without a word."""
+        with exit_with_sentence():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            print("Interrupted.", file=sys.stderr)
-            raise SystemExit(130) from None
 
 
 class Group(TyperGroup):
