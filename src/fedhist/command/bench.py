@@ -14,7 +14,7 @@ import fedhist
 from fedhist.command import completion
 from fedhist.command.flags import DataDir, Device
 from fedhist.command.style import Command
-from fedhist.errors import InvalidInput, choice, exit_with_sentence, whole
+from fedhist.errors import InvalidInput, choice, whole
 
 SCRIPTS = ("server", "scaling", "startup")
 """Benchmarks of a checkout with arguments of their own."""
@@ -37,8 +37,10 @@ def _run_script(name: str, arguments: list[str]) -> int:
             f"fedhist bench {name} is not part of the installed package; run it in a checkout of the repository, whose "
             "folder benchmarks holds it."
         )
-    with exit_with_sentence():
+    try:
         return subprocess.run([sys.executable, file, *arguments], check=False).returncode
+    except KeyboardInterrupt:  # which the script has been sent as well, and answers
+        return 130
 
 
 def bench(
