@@ -7,13 +7,15 @@ CORE := .venv/.core
 FLOWER := .venv/.flower
 READY := .venv/.ready
 # PIP_CONSTRAINT, unlike -c, also reaches what is installed to build the package.
-PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check
+# PyTorch for CPUs has an index of its own; the usual one has several GB for NVIDIA's GPUs with it.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: demo flower-demo test soak lint format docs wheel-lowest wheel-newest clean
 
 demo: $(CORE)
 	@echo "FedAvg and FedHist, three seeds each, on 100 clients with skewed digits (examples/demo.toml)."
-	$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
+	@$(BIN)/fedhist compare --config examples/demo.toml --out demo/$$(date +%Y%m%d-%H%M%S)
 
 flower-demo: $(FLOWER)
 	$(BIN)/python examples/flower/demo.py
@@ -47,25 +49,32 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in build/site/index.html."
 
+# Interrupted on the way, each of these begins anew, with what pip has downloaded by then. On a terminal pip shows bars.
 $(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedhist needs Python 3.11 or newer")'
-	@echo "Installing fedhist and what a simulation needs into .venv; this takes a minute or two."
-	$(PYTHON) -m venv .venv
-	@command -v nvidia-smi >/dev/null || { echo "There is no NVIDIA GPU here: taking PyTorch for CPUs, 200 MB instead of several GB."; \
-	$(PIP) --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch >/dev/null 2>&1 || \
-	echo "Its index cannot be reached: taking PyTorch from the usual one."; }
-	$(PIP) -e .
-	touch $@
+	@echo "1 of 3: making a virtual environment in .venv."
+	@$(PYTHON) -m venv .venv
+	@if command -v nvidia-smi >/dev/null; then \
+	    echo "2 of 3: installing PyTorch with what it needs for the GPU here, several GB."; $(PIP) torch; \
+	elif $(BIN)/python -c "import urllib.request as web; web.urlopen('$(CPU_INDEX)/torch/', timeout=15)" 2>/dev/null; then \
+	    echo "2 of 3: installing PyTorch for CPUs, about 200 MB."; $(PIP) --index-url $(CPU_INDEX) torch; \
+	else \
+	    echo "2 of 3: installing PyTorch from pip's usual index, since $(CPU_INDEX) cannot be reached;"; \
+	    echo "from PyPI it may come with several GB for GPUs."; $(PIP) torch; \
+	fi
+	@echo "3 of 3: installing fedhist with what a simulation and its figures need, about 100 MB."
+	@$(PIP) -e .
+	@touch $@
 
 $(FLOWER): $(CORE)
-	@echo "Installing Flower as well."
-	$(PIP) -e '.[flower]'
-	touch $@
+	@echo "Installing Flower as well, about 60 MB."
+	@$(PIP) -e '.[flower]'
+	@touch $@
 
 $(READY): $(CORE)
-	@echo "Installing what tests and documents need as well."
-	$(PIP) -e '.[dev]'
-	touch $@
+	@echo "Installing what tests and documents need as well, some 100 packages; this takes a few minutes."
+	@$(PIP) --quiet -e '.[dev]'
+	@touch $@
 
 # The wheel alone with the lowest, or the newest, versions of what it needs: make wheel-lowest INSTEAD=torch==2.13.0
 wheel-lowest wheel-newest:

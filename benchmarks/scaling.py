@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from bench import best_rates, machine, random_task
 from torch import nn
 
 import fedhist as fh
+from fedhist.command.speed import best_rates, machine, random_task
+from fedhist.errors import exit_with_sentence
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.plan import devices_of
 
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_sentence():
+        main()

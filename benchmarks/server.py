@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from bench import best_rates, machine
 
 import fedhist as fh
+from fedhist.command.speed import best_rates, machine
 from fedhist.errors import exit_with_sentence, require
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import available, devices_of

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+from fedhist.errors import exit_with_sentence
+
 CODE = {
     "python": "",
     "fedhist --help": "from fedhist.command.cli import app; app(['--help'], standalone_mode=False)",
@@ -39,4 +41,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_sentence():
+        main()

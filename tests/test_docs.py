@@ -21,8 +21,10 @@ import typer.main
 
 import fedhist
 from fedhist.command import cli
+from fedhist.command.bench import SCRIPTS
 from fedhist.command.experiment import completed, for_trials, methods_of, task_of
 from fedhist.command.settings import Settings, all_options
+from fedhist.command.style import EXAMPLES
 from fedhist.options import RENAMED, options_of
 from fedhist.paper.cells import EXPERIMENTS, SCALES
 from fedhist.simulation.arms import as_arm
@@ -43,7 +45,7 @@ NEEDS = {
 }
 NOT_RUN = "# not run:"
 OF_FLOWER = {"--database", "--host", "--isolation", "--enable-supernode-auth", "--trusted-entities"}
-OF_OTHERS = OF_FLOWER | {"--disable-runtime-dependency-installation", "--help", "--version"}
+OF_OTHERS = OF_FLOWER | {"--disable-runtime-dependency-installation", "--help", "--version", "--install-completion"}
 """Flags in the text that are not ours, or that every command has."""
 REMOVED = {"weight_floor", "ina_norms", "remember_fused", "leave_one_out", "relative_support"}
 """Options that docs/results.md has figures for, and that it says are gone."""
@@ -144,26 +146,42 @@ def parse_with(script: Path, arguments: Sequence[str], monkeypatch: pytest.Monke
         runpy.run_path(str(script), run_name="__main__")
 
 
+def parse_command(name: str, arguments: Sequence[str]) -> None:
+    """Let a command parse arguments; raise unless their values can be used."""
+    context = COMMANDS[name].make_context(name, list(arguments))
+    given = {key: value for key, value in context.params.items() if value not in (None, ())}
+    assert not RENAMED.keys() & given.keys(), f"fedhist {name} {arguments}"
+    if name in ("run", "compare"):
+        make_sense(Settings.read(None, {key: value for key, value in given.items() if key in all_options()}))
+    if name == "paper":
+        assert given["experiment"] in {*EXPERIMENTS, "all"} and given["scale"] in SCALES
+    if name == "replay":
+        assert all(fedhist.Trial(each, task_of(Settings(), 0)) for each in given["strategy"])
+
+
 @pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=named)
 def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, *arguments in commands(page):
-        if name == "--version" or arguments == ["--help"]:
+        if name in ("--version", "--install-completion") or arguments == ["--help"]:
             continue
         assert name in COMMANDS, f"fedhist {name}"
-        if name == "bench":
-            script = arguments[0] if arguments[:1] and (ROOT / f"benchmarks/{arguments[0]}.py").exists() else "bench"
-            parse_with(ROOT / f"benchmarks/{script}.py", arguments[script != "bench" :], monkeypatch)
+        if name == "bench" and arguments[:1] and arguments[0] in SCRIPTS:
+            parse_with(ROOT / f"benchmarks/{arguments[0]}.py", arguments[1:], monkeypatch)
             continue
-        context = COMMANDS[name].make_context(name, list(arguments))
-        given = {key: value for key, value in context.params.items() if value not in (None, ())}
-        assert not RENAMED.keys() & given.keys(), f"fedhist {name} {arguments}"
-        if name in ("run", "compare"):
-            make_sense(Settings.read(None, {key: value for key, value in given.items() if key in all_options()}))
-        if name == "paper":
-            assert given["experiment"] in {*EXPERIMENTS, "all"} and given["scale"] in SCALES
-        if name == "replay":
-            assert all(fedhist.Trial(each, task_of(Settings(), 0)) for each in given["strategy"])
+        parse_command(name, arguments)
+
+
+@pytest.mark.filterwarnings("ignore::fedhist.SplitNotice")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_parse(name: str) -> None:
+    """Each is a whole call of its command, and its values can be used."""
+    examples = EXAMPLES[name]
+    assert len(set(examples)) == 2
+    for example in examples:
+        program, command, *arguments = shlex.split(re.split(" [|>] ", example)[0])
+        assert (program, command) == ("fedhist", name)
+        parse_command(name, arguments)
 
 
 CONFIGURATIONS = [

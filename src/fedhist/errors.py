@@ -38,12 +38,15 @@ class DivergedError(FedHistError, ArithmeticError):
 
 @contextmanager
 def exit_with_sentence() -> Iterator[None]:
-    """Turn an error of the user's into one sentence and exit code 2."""
+    """Turn an error of the user's into one sentence and exit code 2, and Ctrl-C into one word and 130."""
     try:
         yield
     except FedHistError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None
     except OSError as error:
         if error.filename is None:  # not about a file of the user's
             raise

@@ -26,8 +26,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def load(name: str) -> ModuleType:
         monkeypatch.syspath_prepend(FOLDER)
-        for each in ("bench", name):
-            monkeypatch.delitem(sys.modules, each, raising=False)
+        monkeypatch.delitem(sys.modules, name, raising=False)
         return importlib.import_module(name)
 
     return load
@@ -48,39 +47,6 @@ def lines(
         return capsys.readouterr().out.splitlines()
 
     return run
-
-
-QUICK = ["--clients", "10", "--rounds", "1", "--local-steps", "1", "--loop-updates", "1", "--repeats", "1", "--k", "2"]
-QUICK += ["--device", "cpu"]
-
-
-def test_updates(lines: Callable[..., list[str]]) -> None:
-    trainers = ("--trainer", "threaded", "--trainer", "reference")
-    printed = lines("bench", "updates", *QUICK, "--model", "lenet", "--strategy", "all", *trainers)
-    assert printed[1] == "lenet on random, updates of 1 steps of sgd, K = 2, N = 10"
-    assert all(re.search(r"(\d+) updates/s\s+([\d.]+)×$", line) for line in printed[2:])
-    assert printed[2].startswith("  plain loop, one thread ") and "1.00×" in printed[2]
-    assert [line.split(",")[-1].split()[1] for line in printed[-2:]] == ["threaded", "reference"]
-    assert f"{len(COMPARED)} × 1 runs" in printed[-1]
-
-
-def test_both_models_without_options(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, measured = script("bench"), []
-    monkeypatch.setattr(bench, "measure", lambda **options: measured.append(options))
-    bench.main([])
-    bench.main(["--dataset", "digits"])
-    assert [(each["model"], each["dataset"]) for each in measured] == [
-        ("lenet", "random"),
-        ("cnn", "random"),
-        ("lenet", "digits"),
-    ]
-
-
-def test_noise_is_shared_out_evenly(script: Script) -> None:
-    bench = script("bench")
-    few, many = bench.random_task(5, bench.small_cnn, 40), bench.random_task(2000, fh.LeNet, 50)
-    assert (few.sizes == 40).all() and few.x.shape == (200, 3, 32, 32)
-    assert (many.sizes == 50).all() and len(many.x) == 50_000
 
 
 def test_server(lines: Callable[..., list[str]]) -> None:
@@ -111,17 +77,3 @@ def test_scaling(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatc
     for column, values in enumerate(({1, len(COMPARED)}, {100, 10_000, 1_000_000}, None, {1, 10, 50, 100}, {1, 3})):
         assert values is None or {each[column] for each in asked} == values
     assert max(each[2] for each in asked) > 100 * min(each[2] for each in asked)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--model", "resnet"], "argument --model: invalid choice: 'resnet'"),
-        (["--rounds", "0"], "argument --rounds: must be at least 1, got 0"),
-        (["downdates"], "argument what: invalid choice: 'downdates'"),
-    ],
-)
-def test_refuses(script: Script, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        script("bench").main(arguments)
-    assert sentence in capsys.readouterr().err

@@ -1,45 +1,70 @@
-"""``fedhist bench`` finds the benchmarks of a checkout; what they measure is for tests/benchmarks."""
+"""``fedhist bench`` measures, and finds the other benchmarks of a checkout."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedhist as fh
-from tests.command.calls import fails
+from fedhist.command import bench, speed
+from fedhist.command.speed import MODELS, random_task
+from fedhist.paper.cells import COMPARED
+from tests.command.calls import fails, fedhist, succeeds
 
-QUICK = "--local-steps 5 --rounds 1 --loop-updates 1 --model cnn --trainer native --strategy fedavg --seeds 1 "
-QUICK += "--dataset random --device cpu --k 2 --clients 10 --eval-every 100 --repeats 1"
-
-
-def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedhist", "bench", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+QUICK = ["--clients", "10", "--rounds", "1", "--local-steps", "1", "--loop-updates", "1", "--repeats", "1", "--k", "2"]
+QUICK += ["--device", "cpu"]
 
 
-def test_arguments_are_passed_on(tmp_path: Path) -> None:
-    result = bench("updates", *QUICK.split(), cwd=tmp_path)
-    if "trainer='native'" in result.stderr:
-        pytest.skip(result.stderr)
-    assert result.returncode == 0, result.stderr
-    first, second, *rates = result.stdout.splitlines()
+def test_updates(tmp_path: Path) -> None:
+    trainers = ("--trainer", "threaded", "--trainer", "reference")
+    printed = succeeds("bench", "updates", *QUICK, "--model", "lenet", "--strategy", "all", *trainers, cwd=tmp_path)
+    first, second, *rates = printed.out.splitlines()
     assert first.startswith(f"fedhist {fh.__version__}, torch ")
-    assert second == "cnn on random, updates of 5 steps of sgd, K = 2, N = 10"
-    assert "fedhist, 1 × 1 runs, trainer native" in rates[-1]
+    assert second == "lenet on random, updates of 1 steps of sgd, K = 2, N = 10"
+    assert all(re.search(r"(\d+) updates/s\s+([\d.]+)×$", line) for line in rates)
+    assert rates[0].startswith("  plain loop, one thread ") and "1.00×" in rates[0]
+    assert [line.split(",")[-1].split()[1] for line in rates[-2:]] == ["threaded", "reference"]
+    assert f"{len(COMPARED)} × 1 runs" in rates[-1]
 
 
-def test_other_benchmarks_and_wrong_arguments(tmp_path: Path) -> None:
-    result = bench("startup", "--help", cwd=tmp_path)
-    assert result.returncode == 0 and "Seconds from the start of a process to its end" in result.stdout
-    result = bench("updates", "--device", "tpu", cwd=tmp_path)
-    assert result.returncode == 2 and result.stderr.startswith("Error: device must be 'auto', 'cpu'")
-    assert bench("upgrades", cwd=tmp_path).returncode == 2
+def test_both_models_without_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[dict[str, Any]] = []
+    monkeypatch.setattr(speed, "measure", lambda **options: measured.append(options))
+    succeeds("bench", cwd=tmp_path)
+    succeeds("bench", "--dataset", "digits", cwd=tmp_path)
+    assert [(each["model"], each["dataset"]) for each in measured] == [
+        ("lenet", "random"),
+        ("cnn", "random"),
+        ("lenet", "digits"),
+    ]
 
 
-def test_an_installed_package_has_no_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_shared_out_evenly() -> None:
+    few, many = random_task(5, MODELS["cnn"], 40), random_task(2000, fh.LeNet, 50)
+    assert (few.sizes == 40).all() and few.x.shape == (200, 3, 32, 32)
+    assert (many.sizes == 50).all() and len(many.x) == 50_000
+
+
+def test_turns_end_with_the_time() -> None:
+    turns: list[int] = []
+    rates = speed.best_rates({"a": (3, lambda: turns.append(1))}, repeats=5, seconds=-1)
+    assert turns == [1] and rates["a"] > 0, "once, whatever it takes"
+
+
+def test_other_benchmarks_and_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(bench, "_run_script", lambda name, arguments: asked.append((name, arguments)) or 3)
+    assert fedhist("bench", "startup", "--repeats", "1", "--help", cwd=tmp_path).code == 3
+    assert asked == [("startup", ["--repeats", "1", "--help"])]
+    assert fails("bench", "--device", "tpu", *QUICK[:-2], cwd=tmp_path).startswith("device must be 'auto', 'cpu'")
+    for name in bench.SCRIPTS:
+        assert (Path(__file__).parents[2] / "benchmarks" / f"{name}.py").is_file()
+
+
+def test_an_installed_package_has_no_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fh, "__file__", str(tmp_path / "lib" / "site-packages" / "fedhist" / "__init__.py"))
-    sentence = fails("bench", "updates", cwd=tmp_path)
-    assert sentence.startswith("the benchmarks are not part of the installed package; run fedhist bench in a checkout")
+    sentence = fails("bench", "server", cwd=tmp_path)
+    assert sentence.startswith("fedhist bench server is not part of the installed package; run it in a checkout")

@@ -181,14 +181,14 @@ def test_an_interruption_says_how_to_resume(
     monkeypatch.setattr(runner, "simulate_many", interrupted)
     with pytest.raises(SystemExit, match="130"):
         reproduce("fig4", out=tmp_path)
-    assert "Interrupted; 0 of 30 runs are in" in capsys.readouterr().out
+    assert "Interrupted; 0 of 30 runs are in" in capsys.readouterr().err
 
 
 def test_shares_of_an_experiment_do_not_overlap_and_make_it_whole(tmp_path: Path) -> None:
     first = succeeds("paper", "calibration", "--out", "a", "--part", "1/2", cwd=tmp_path).out
     assert "3 of 6 runs are missing" in first and len(list((tmp_path / "a").glob("*.json"))) == 3
-    second = succeeds("paper", "calibration", "--out", "a", "--part", "2/2", cwd=tmp_path).out
-    assert "missing" not in second and len(list((tmp_path / "a").glob("*.json"))) == 6
+    second = succeeds("paper", "calibration", "--out", "a", "--part", "2/2", "--quiet", cwd=tmp_path)
+    assert "missing" not in second.out and second.err == "" and len(list((tmp_path / "a").glob("*.json"))) == 6
 
 
 def test_final_after_fewer_rounds() -> None:

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a league of two methods in two settings."""
     folder = tmp_path_factory.mktemp("league")
     named = ("--strategy", "fedavg", "--strategy", "fedhist")
-    printed = succeeds("league", "--scale", "smoke", "--seeds", "2", *named, "--out", folder, cwd=folder).out
+    printed = succeeds("league", "--scale", "smoke", "--seeds", "2", *named, "--out", folder, cwd=folder).err
     assert "Runs to choose rates: 0 of 21 are there already." in printed  # FedAvg also synchronously
     assert "Runs on the test set: 0 of 10 are there already." in printed
     return folder
@@ -234,7 +234,7 @@ def test_a_method_of_ones_own_gets_its_row_among_finished_ones(
 
     monkeypatch.setattr(whole.compete, "__kwdefaults__", {**compete.__kwdefaults__, "shipped": packed / runner.ARCHIVE})
     own = ("league", "--scale", "smoke", "--seeds", "2", "--strategy", "fedavg:by_examples=false", "--out", "mine")
-    printed = succeeds(*own, "--setting", "rare-10", cwd=tmp_path).out
+    printed = succeeds(*own, "--setting", "rare-10", cwd=tmp_path).err
     assert "Runs to choose rates: 0 of 6 are there already." in printed
     mine = tmp_path / "mine"
     assert {json.loads(f.read_text())["cell"]["method"] for f in mine.glob("*.json")} == {"fedavg:by_examples=false"}
@@ -242,7 +242,7 @@ def test_a_method_of_ones_own_gets_its_row_among_finished_ones(
     rows = table_of(mine, "accuracy")
     assert rows.keys() > {"FedAvg", "FedHist", "FedAvg(by_examples=False)"}
     assert rows["FedAvg"][0].strip("*") == table_of(folder, "accuracy")["FedAvg"][0].strip("*")
-    again = succeeds(*own, "--setting", "rare-10", cwd=tmp_path).out
+    again = succeeds(*own, "--setting", "rare-10", cwd=tmp_path).err
     assert "Runs to choose rates: 6 of 6 are there already." in again
     assert "Runs on the test set: 2 of 2 are there already." in again
     succeeds("league", "--scale", "smoke", "--seeds", "2", "--redraw", "--out", "mine", cwd=tmp_path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.markup import escape
 from rich.progress import Progress
@@ -18,7 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 import fedhist
-from fedhist.command.flags import takes_settings
+from fedhist.command import completion
+from fedhist.command.bench import BenchCommand, bench
+from fedhist.command.doctor import doctor
+from fedhist.command.flags import ConfigFile, DataDir, Out, Quiet, takes_settings
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.plan import STRATEGY, carry_out_plan, plan
 from fedhist.command.printing import (
@@ -31,6 +34,8 @@ from fedhist.command.printing import (
     stderr,
 )
 from fedhist.command.settings import Settings
+from fedhist.command.studies import league, paper
+from fedhist.command.style import Command, Group, sentence
 from fedhist.command.tune import carry_out_search, tune
 from fedhist.command.world import WORLD_FLAGS, world
 from fedhist.errors import DivergedError, InvalidInput, exit_with_sentence
@@ -41,17 +46,30 @@ if TYPE_CHECKING:
     from fedhist.store.history import History
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Asynchronous federated learning: simulate it, compare methods on the same arrivals, report.",
 )
+SIMULATE, PREPARE, LOOK, STUDY = "Simulate", "Prepare", "Look", "Study and measure"
 
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal may lack characters that a table has
+            stream.reconfigure(errors="replace")
     with exit_with_sentence():
-        app()
+        try:
+            code = app(prog_name="fedhist", standalone_mode=False)
+        except click.ClickException as error:
+            if not error.format_message():  # no command was given, and the help has been shown
+                raise SystemExit(2) from None
+            raise InvalidInput(sentence(error)) from None
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        if code:
+            raise SystemExit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -69,15 +87,11 @@ def _common(version: Version = False) -> None:
 
 
 Flags = dict[str, Any]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")]
-Page = Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files, below the results.")]
 Log = Annotated[bool, typer.Option("--log-json", help="Also log rounds and events in log.jsonl, beside the results.")]
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=SIMULATE)
 @takes_settings(several=False)
 def run(
     flags: Flags,
@@ -95,7 +109,7 @@ def run(
         _carry_out(folder, quiet, tensorboard, log_json)
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=SIMULATE)
 @takes_settings(several=True)
 def compare(
     flags: Flags,
@@ -114,20 +128,27 @@ def compare(
         _carry_out(folder, quiet, tensorboard, log_json)
 
 
-app.command()(takes_settings(several=False, **WORLD_FLAGS)(world))
-app.command()(takes_settings(several=True)(tune))
-app.command()(takes_settings(several=False, defaults={"strategy": STRATEGY})(plan))
+app.command(cls=Command, rich_help_panel=PREPARE)(takes_settings(several=False, **WORLD_FLAGS)(world))
+app.command(cls=Command, rich_help_panel=PREPARE)(takes_settings(several=False, defaults={"strategy": STRATEGY})(plan))
+app.command(cls=Command, rich_help_panel=PREPARE)(takes_settings(several=True)(tune))
+app.command(cls=Command, rich_help_panel=PREPARE)(doctor)
 
 
-@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=Command, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def record() -> None:
     """Name the command that has replaced this one."""
     raise InvalidInput("there is no fedhist record any more; use fedhist run --record.")
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=SIMULATE)
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, comparison, search or sweep that was stopped.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run, comparison, search or sweep that was stopped.",
+            autocompletion=completion.unfinished_runs,
+        ),
+    ],
     quiet: Quiet = False,
     tensorboard: Board = False,
     log_json: Log = False,
@@ -221,12 +242,21 @@ def _target(runs: Comparison, settings: Settings) -> float | None:
     return target_of(runs[0]) if settings["target"] is None else float(settings["target"])
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=SIMULATE)
 def replay(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run that was recorded.")],
-    strategy: Annotated[list[str], typer.Option(help="A method's name, or name:option=value,…. Repeat it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run that was recorded.", autocompletion=completion.recorded_runs)
+    ],
+    strategy: Annotated[
+        list[str],
+        typer.Option(
+            help="A method's name, or name:option=value,… (see `fedhist strategies`). Repeat it.",
+            autocompletion=completion.strategies,
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for a folder of each strategy; the run's by default.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for a folder of each strategy.", show_default="that of the run"),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -247,7 +277,7 @@ def replay(
     _say(f"Round by round in {', '.join(str(from_here(place.resolve())) for place in places)}.")
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=LOOK)
 def strategies() -> None:
     """List the methods, what can go around them, what can attack them, and their options."""
     from fedhist.simulation.methods import DEFENCES, METHODS, OBJECTIVES, OPTIMIZERS, SHORT  # noqa: PLC0415
@@ -269,29 +299,25 @@ def strategies() -> None:
     console.print(table)
 
 
-@app.command()
-def datasets(data_dir: Annotated[Path | None, typer.Option(help="Folder to look in.")] = None) -> None:
+@app.command(cls=Command, rich_help_panel=LOOK)
+def datasets(data_dir: DataDir = None) -> None:
     """List the data sets and where they are."""
-    from fedhist.data.datasets import DATASETS, NATURAL  # noqa: PLC0415
+    from fedhist.data.datasets import whereabouts  # noqa: PLC0415
     from fedhist.data.places import data_folders  # noqa: PLC0415
 
-    roots = data_folders(data_dir)
     table = Table("name", "data", "where", box=None, pad_edge=False)
-    table.add_row("digits", "1,797 grey 8×8 images of digits", "comes with scikit-learn")
-    for name, dataset in DATASETS.items():
-        place = dataset.place(roots)
-        table.add_row(name, dataset.title, str(place) if place else f"to be downloaded to {roots[0]}")
-    for name, natural in NATURAL.items():
-        table.add_row(name, natural.title, natural.where(roots))
+    for name, title, where in whereabouts(data_folders(data_dir)):
+        table.add_row(name, title, where.text)
     console.print(table)
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=LOOK)
 def export(
     state: Annotated[Path, typer.Argument(help="Folder that a server on a network saves its state in.")],
     model: Annotated[Path, typer.Argument(help="File for the model: a state dict as safetensors.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the run's history, for `fedhist report` and simulations.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for the run's history, for `fedhist report` and simulations."),
     ] = None,
 ) -> None:
     """Get the model and the history out of the checkpoint of a server on a network, dead or alive."""
@@ -304,13 +330,18 @@ def export(
         _say(f"Its history is in {from_here(out.resolve())}.")
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=LOOK)
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Runs, comparisons, or folders with any number of them.")],
-    out: Page = Path("report.html"),
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(help="Runs, comparisons, or folders with any number of them.", autocompletion=completion.runs),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path(
+        "report.html"
+    ),
     baseline: Annotated[
         str | None,
-        typer.Option(help="The method that others are tested against; FedHist, or the first there is, by default."),
+        typer.Option(help="The method that others are tested against.", show_default="FedHist, or the first there is"),
     ] = None,
 ) -> None:
     """Make one page with figures, tables and tests from runs; it opens without a network."""
@@ -323,68 +354,6 @@ def report(
     _say(f"{runs} in {from_here(out.resolve())} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser.")
 
 
-@app.command()
-def paper(
-    experiment: Annotated[
-        str, typer.Argument(help="calibration, table1, longer, table2, fig3, fig4, fig5, tuned, sensitivity or all.")
-    ],
-    scale: Annotated[str, typer.Option(help="smoke: minutes on two cores; full: for a GPU.")] = "smoke",
-    seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
-    dataset: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("paper"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
-    engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
-    part: Annotated[str, typer.Option(help="Only the I-th of N shares of the runs.", metavar="I/N")] = "1/1",
-    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show the runs there are.")] = False,
-    pack: Annotated[bool, typer.Option("--pack", help="Put all finished runs into one compressed file.")] = False,
-) -> None:
-    """Run the paper's tables and figures; results appear beside the published numbers."""
-    from fedhist.paper.reproduce import reproduce  # noqa: PLC0415
-
-    reproduce(
-        experiment, scale=scale, seeds=seeds, datasets=dataset, out=out, device=device, engine=engine,
-        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
-    )  # fmt: skip
-
-
-@app.command()
-def league(
-    strategy: Annotated[
-        list[str] | None, typer.Option(help="Run only this method, of the league or yours; may be repeated.")
-    ] = None,
-    setting: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    scale: Annotated[str, typer.Option(help="full: for a GPU; smoke: minutes on two cores.")] = "full",
-    seeds: Annotated[int, typer.Option(help="How many seeds are tested.")] = 5,
-    first_seed: Annotated[int, typer.Option(help="The first of them; others than 100 test a table anew.")] = 100,
-    out: Annotated[Path, typer.Option(help="Folder for runs, tables and the picture.")] = Path("league"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or a certain GPU.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets.")] = None,
-    part: Annotated[str, typer.Option(help="Only the I-th of N shares of the methods.", metavar="I/N")] = "1/1",
-    redraw: Annotated[bool, typer.Option("--redraw", help="Run nothing, show the runs there are.")] = False,
-    pack: Annotated[bool, typer.Option("--pack", help="Put all finished runs into one compressed file.")] = False,
-) -> None:
-    """Compare all methods, each with its own rates, in many settings; a method of yours gets its row."""
-    from fedhist.paper.compete import compete  # noqa: PLC0415
-
-    compete(
-        scale=scale, strategies=strategy, settings=setting, seeds=seeds, first_seed=first_seed, out=out, device=device,
-        data_dir=data_dir, part=part, redraw=redraw, packed=pack,
-    )  # fmt: skip
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    options_metavar="[updates|server|scaling|startup] [OPTIONS]",
-)
-def bench(context: typer.Context) -> None:
-    """Measure this machine: client updates per second, against a plain PyTorch loop."""
-    folder = Path(fedhist.__file__).parents[2] / "benchmarks"
-    if not (folder / "bench.py").is_file():
-        raise InvalidInput(
-            "the benchmarks are not part of the installed package; run fedhist bench in a checkout of the repository, "
-            "whose folder benchmarks holds them."
-        )
-    scripts = {"server", "scaling", "startup"}
-    name, *arguments = context.args if scripts.intersection(context.args[:1]) else ["bench", *context.args]
-    raise typer.Exit(subprocess.run([sys.executable, folder / f"{name}.py", *arguments], check=False).returncode)
+app.command(cls=Command, rich_help_panel=STUDY)(paper)
+app.command(cls=Command, rich_help_panel=STUDY)(league)
+app.command(cls=BenchCommand, rich_help_panel=STUDY)(bench)

@@ -1,16 +1,40 @@
-"""Every setting as an option of a command."""
+"""The options that several commands have, the same everywhere, and every setting as an option of a command."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedhist.command import completion
 from fedhist.command.settings import all_options
 from fedhist.options import RENAMED, Option, unknown_option
 
 Command = Callable[..., None]
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="a new one below runs")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the result.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with data sets in torchvision's layout.",
+        show_default="$FEDHIST_DATA, or ~/.cache/fedhist and ./data",
+        rich_help_panel="Data",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.",
+        autocompletion=completion.VALUES["device"],
+        rich_help_panel="Run",
+    ),
+]
 
 
 def takes_settings(
@@ -60,10 +84,18 @@ def _parameter(each: Option, several: bool, repeated: bool) -> inspect.Parameter
             text, default = f"{text} Repeat it, or say all.", "fedavg fedhist"
     if each.name == "arm" or repeated:
         kind, text = list[kind], f"{text} Repeat it."  # type: ignore[valid-type]
-    if default is not None and kind is not bool:
-        text = f"{text} Default: {default}."
-    name = f"--{each.name.replace('_', '-')}"
-    return _keyword(each.name, kind, typer.Option(name, help=text, rich_help_panel=each.panel, show_default=False))
+    shown = str(default) if default is not None and kind is not bool else False
+    return _keyword(
+        each.name,
+        kind,
+        typer.Option(
+            f"--{each.name.replace('_', '-')}",
+            help=text,
+            rich_help_panel=each.panel,
+            show_default=shown,
+            autocompletion=completion.VALUES.get(each.name),
+        ),
+    )
 
 
 def _keyword(name: str, kind: Any, setting: Any) -> inspect.Parameter:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fedhist.command import completion
+from fedhist.command.flags import ConfigFile, Out, Quiet
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.printing import console, notes, print_table, resumable, say, stderr
 from fedhist.command.settings import Settings
@@ -43,7 +44,9 @@ def plan(
         str | None,
         typer.Option(help="The K to try, as in 1,5,20.", show_default="1, 2, 5, 10, … up to N/2, six at most"),
     ] = None,
-    arms: Annotated[str, typer.Option(help="both, sync or async.")] = "both",
+    arms: Annotated[
+        str, typer.Option(help="both, sync or async.", autocompletion=completion.one_of(*CHOICES))
+    ] = "both",
     over_select: Annotated[
         float, typer.Option(help="How many times K clients the over-selected arms sample; 1 leaves these out.")
     ] = 1.3,
@@ -52,7 +55,12 @@ def plan(
         typer.Option(help="How many clients asynchronous arms keep at work, as in 20,100.", show_default="all"),
     ] = None,
     sync_strategy: Annotated[
-        str | None, typer.Option(help="The method of synchronous arms.", show_default="that of asynchronous ones")
+        str | None,
+        typer.Option(
+            help="The method of synchronous arms.",
+            show_default="that of asynchronous ones",
+            autocompletion=completion.strategies,
+        ),
     ] = None,
     rates: Annotated[
         str | None,
@@ -61,10 +69,12 @@ def plan(
             show_default="three around lr, larger ones for large K",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds of each arm.", show_default="3")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show only the result.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds of each arm.", show_default=str(SEEDS), rich_help_panel="Run")
+    ] = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
 ) -> None:
     """Sweep K for synchronous and asynchronous arms; say which reaches a target first, and how sure that is."""
     settings = Settings.read(config, flags)

@@ -36,7 +36,12 @@ class Experiment:
         None, "Guards every method: norm-clip, median, trimmed or krum, with options as in trimmed:share=0.2.", "Method"
     )
     dataset: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, shakespeare or watch.", "Data")
-    data_dir: Path | None = option(None, "Folder with data sets in torchvision's layout.", "Data")
+    data_dir: Path | None = option(
+        None,
+        "Folder with data sets in torchvision's layout.",
+        "Data",
+        default_text="$FEDHIST_DATA, or ~/.cache/fedhist and ./data",
+    )
     model: str | None = option(
         None,
         "lenet, cnn, resnet8, resnet18, mlp, char-lstm, char-transformer, or package.module:function.",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from fedhist.command import completion
+from fedhist.command.flags import ConfigFile, Out, Quiet
 from fedhist.command.folder import RunFolder, from_here
 from fedhist.command.printing import notes, print_table, resumable, say, stderr
 from fedhist.command.settings import Settings
@@ -34,14 +35,22 @@ def tune(
     *,
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="Values of an option, as in lr=0.01,0.03,0.1. Repeat it; around the usual rates by default."),
+        typer.Option(
+            help="Values of an option, as in lr=0.01,0.03,0.1. Repeat it.", show_default="rates around the usual ones"
+        ),
     ] = None,
-    search: Annotated[str, typer.Option(help="halving, grid (all candidates to the end) or optuna.")] = "halving",
+    search: Annotated[
+        str,
+        typer.Option(
+            help="halving, grid (all candidates to the end) or optuna.",
+            autocompletion=completion.one_of("halving", "grid", "optuna"),
+        ),
+    ] = "halving",
     budget: Budget = 1 / 3,
     widen: Annotated[int, typer.Option(help="How many times grids may grow beyond their ends.")] = 4,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; runs/… by default.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show only the result.")] = False,
+    config: ConfigFile = None,
+    out: Out = None,
+    quiet: Quiet = False,
 ) -> None:
     """Choose rates or other options for each method on held-back data; compare runs the result on the test set."""
     settings = Settings.read(config, flags)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedhist.command.flags import ConfigFile
 from fedhist.command.folder import from_here
 from fedhist.command.printing import console, notes, options_text, print_table, say
 from fedhist.command.settings import Settings
@@ -47,7 +48,7 @@ WORLD_FLAGS: dict[str, Any] = {
 def world(
     flags: dict[str, Any],
     *,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")] = None,
+    config: ConfigFile = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture: PNG, SVG or PDF.")] = Path("world.png"),
     profiles: Annotated[
         bool, typer.Option("--list", help="List speeds, networks, availability, couplings and closings instead.")

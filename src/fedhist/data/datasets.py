@@ -2,11 +2,11 @@
 
 import importlib.util
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,6 +143,17 @@ DATASETS = {
 }
 
 
+class Where(NamedTuple):
+    """Where a data set is, or how it comes here."""
+
+    text: str
+    found: bool
+
+
+def _where(place: Path | None, roots: Sequence[Path]) -> Where:
+    return Where(str(place) if place else f"to be downloaded to {roots[0]}", place is not None)
+
+
 @dataclass(frozen=True)
 class Natural:
     """A data set that comes divided among clients."""
@@ -157,18 +168,17 @@ class Natural:
     """A learning rate for each model that suits it."""
     load: Callable[[Sequence[Path], int, bool, Progress | None], Held]
     """From the folders to look in, the number of clients and whether the test part is held back."""
-    where: Callable[[Sequence[Path]], str]
-    """Says where the data are."""
+    where: Callable[[Sequence[Path]], Where]
     metrics: Sequence[str] = ("accuracy",)
 
 
-def _shakespeare_where(roots: Sequence[Path]) -> str:
-    place = place_of_shakespeare(roots)
-    return str(place) if place else f"to be downloaded to {roots[0]}"
+def _shakespeare_where(roots: Sequence[Path]) -> Where:
+    return _where(place_of_shakespeare(roots), roots)
 
 
-def _watch_where(_: Sequence[Path]) -> str:
-    return "comes with seglearn" if file_of_watch() else "comes with seglearn: pip install 'fedhist[watch]'"
+def _watch_where(_: Sequence[Path]) -> Where:
+    found = file_of_watch() is not None
+    return Where("comes with seglearn" if found else "comes with seglearn: pip install 'fedhist[watch]'", found)
 
 
 NATURAL = {
@@ -193,6 +203,18 @@ NATURAL = {
     ),
 }
 DATASET_NAMES = ("digits", *DATASETS, *NATURAL)
+
+
+def whereabouts(roots: Sequence[Path]) -> Iterator[tuple[str, str, Where]]:
+    """Yield the name of each data set, what it is, and where it is."""
+    comes = importlib.util.find_spec("sklearn") is not None
+    yield "digits", "1,797 grey 8×8 images of digits", Where("comes with scikit-learn", comes)
+    for name, dataset in DATASETS.items():
+        yield name, dataset.title, _where(dataset.place(roots), roots)
+    for name, natural in NATURAL.items():
+        yield name, natural.title, natural.where(roots)
+
+
 DIGITS_LR = 0.15
 CLIENTS = 100
 BETA = Default(0.3)

@@ -92,7 +92,7 @@ def kernel() -> ctypes.CDLL:
 @cache
 def _kernel() -> ctypes.CDLL | Unavailable:
     try:
-        library = _built(_compiler())
+        library = _built(compiler())
         functions = {name: getattr(library, name) for name in _ARGUMENTS}
     except Unavailable as reason:
         return reason
@@ -107,7 +107,8 @@ def _kernel() -> ctypes.CDLL | Unavailable:
     return library
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
+    """Return the command of the C compiler; raise :class:`Unavailable` if there is none."""
     if named := os.environ.get("CC"):
         try:
             return shlex.split(named)
@@ -126,6 +127,12 @@ def fingerprint() -> str:
     return Path(kernel()._name).stem.split("-")[-1]
 
 
+def cache_folder() -> Path:
+    """Return where built kernels are kept; nowhere if the home folder is not known."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 (it may be unknown)
+    return (home if home.is_absolute() else Path(os.devnull)) / "fedhist"
+
+
 def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the kernel from the cache, or build it.
 
@@ -136,8 +143,7 @@ def _built(compiler: list[str]) -> ctypes.CDLL:
     about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     sources = [file.read_bytes() for file in sorted(SOURCE.parent.glob("*.[ch]"))]
     name = "kernel-" + _checksum(b"\0".join([*sources, *map(str.encode, FLAGS), about]))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 (it may be unknown)
-    cache = (home if home.is_absolute() else Path(os.devnull)) / "fedhist"
+    cache = cache_folder()
     for cached in sorted(cache.glob(f"{name}-*.so")):
         with contextlib.suppress(OSError):
             plain = cached.is_file() and cached.stat().st_size < LARGEST_KERNEL  # not a pipe, which may never end

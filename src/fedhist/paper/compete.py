@@ -47,6 +47,7 @@ def compete(
     part: str = "1/1",
     redraw: bool = False,
     packed: bool = False,
+    quiet: bool = False,
     entrants: Mapping[str, Entrant] = ENTRANTS,
     shipped: Path = SHIPPED,
 ) -> None:
@@ -67,7 +68,9 @@ def compete(
     there = {name: each for name, each in _there_before(out, entrants).items() if name not in specs}
     everybody = {**entrants, **there, **named}
 
-    session = Session(out, device=device, data_dir=data_dir, redraw=redraw, beside=shipped, side_by_side=SIDE_BY_SIDE)
+    session = Session(
+        out, device=device, data_dir=data_dir, redraw=redraw, beside=shipped, side_by_side=SIDE_BY_SIDE, quiet=quiet
+    )
     shown = [known[name] for name in settings] if settings else _played_before(known, session, entrants)
     keys = [(setting, name) for setting in shown for name, each in everybody.items() if each.fits(setting)]
     own = [key for key in keys if (key[1] in named if named else key[1] not in there)][share]

@@ -24,6 +24,7 @@ def reproduce(
     part: str = "1/1",
     redraw: bool = False,
     packed: bool = False,
+    quiet: bool = False,
     experiments: Mapping[str, Experiment] = EXPERIMENTS,
     tables: Mapping[str, Callable[[Results], str]] = TABLES,
 ) -> None:
@@ -39,7 +40,7 @@ def reproduce(
     for dataset in datasets or []:
         if dataset not in chosen.rounds:
             raise unknown("dataset", dataset, chosen.rounds)
-    session = Session(out, device=device, engine=engine, data_dir=data_dir, redraw=redraw)
+    session = Session(out, device=device, engine=engine, data_dir=data_dir, redraw=redraw, quiet=quiet)
     for name in experiments if experiment == "all" else [experiment]:
         cells = [c for c in experiments[name](chosen, which) if not datasets or c.dataset in datasets]
         runs = session.finished(cells, cells[share])

@@ -1,6 +1,7 @@
 """One call of ``fedhist paper`` or ``fedhist league``: run what a folder lacks, show what there is, pack it."""
 
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ class Session:
         An archive with finished runs that are not run again either.
     redraw
         Run nothing, show the runs there are.
+    quiet
+        Do not say on standard error how far it is.
     """
 
     def __init__(
@@ -44,8 +47,9 @@ class Session:
         redraw: bool = False,
         beside: Path | None = None,
         side_by_side: int = SIDE_BY_SIDE,
+        quiet: bool = False,
     ) -> None:
-        self.folder, self.beside, self._redraw = Path(folder), beside, redraw
+        self.folder, self.beside, self._redraw, self._quiet = Path(folder), beside, redraw, quiet
         self._device, self._engine, self._data_dir, self._most = device, engine, data_dir, side_by_side
         self._started = time.perf_counter()
 
@@ -57,7 +61,7 @@ class Session:
         there = self.found(cells)
         missing = [cell for cell in own if cell not in there]
         if what:
-            print(f"Runs {what}: {len(own) - len(missing):,} of {len(own):,} are there already.", flush=True)
+            self._progress(f"Runs {what}: {len(own) - len(missing):,} of {len(own):,} are there already.")
         if not missing or self._redraw:
             return there
         try:
@@ -67,7 +71,8 @@ class Session:
             )  # fmt: skip
         except KeyboardInterrupt:
             done = len(self.found(own))
-            print(f"Interrupted; {done} of {len(own)} runs are in {self.folder}, and the same command resumes.")
+            how = f"{done} of {len(own)} runs are in {self.folder}, and the same command resumes."
+            print(f"Interrupted; {how}", file=sys.stderr)
             raise SystemExit(130) from None
         return self.found(cells)
 
@@ -77,7 +82,11 @@ class Session:
 
     def _announce(self, batch: Sequence[Cell]) -> None:
         what = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
-        print(f"{self._seconds}: {what}, {batch[0].rounds:,} rounds on {batch[0].dataset}", flush=True)
+        self._progress(f"{self._seconds}: {what}, {batch[0].rounds:,} rounds on {batch[0].dataset}")
+
+    def _progress(self, line: str) -> None:
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
 
     @property
     def _seconds(self) -> str:
@@ -99,7 +108,7 @@ class Session:
         """Pack the folder's runs if that was asked for, and say how long all this took."""
         if packed:
             print(f"Runs: {pack(self.folder, shortened)}")
-        print(f"{self._seconds} in all")
+        self._progress(f"{self._seconds} in all")
 
 
 def lacking(found: int, wanted: int) -> str:

@@ -66,7 +66,7 @@ class Trial(ServerOptions):
         "deadline:seconds=5,at_least=3 (take what is there) or arrival (every upload).",
         "Method",
     )
-    concurrency: int | None = option(None, "Clients at work at a time; all by default.", "Method")
+    concurrency: int | None = option(None, "Clients at work at a time.", "Method", default_text="all")
     local: Local = part(Local, help=LOCAL)
     objective: Objective | None = dataclasses.field(default=None, metadata={"help": OBJECTIVE})
     speeds: Speeds = option(

@@ -1,8 +1,6 @@
 """Client updates per second on this machine, against a plain PyTorch loop over the same client steps.
 
-    python benchmarks/bench.py [updates] [--model cnn] [--trainer native] [--rounds 20] [--loop-updates 40] ...
-
-``fedhist bench`` passes its arguments on to this script, which needs PyTorch and NumPy only.
+It needs PyTorch and NumPy only: ``python -c "from fedhist.command.speed import measure; measure()"``.
 
 Speed is reported as a ratio within one process, whose parts take turns: machines are noisy, ratios less so.
 The loop is what most people write: one model, ``zero_grad``, forward, backward, ``step``, on batches drawn
@@ -11,11 +9,12 @@ beforehand; it neither aggregates nor evaluates. The simulation does both.
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
-from fedhist.errors import exit_with_sentence
+from fedhist.errors import choice
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import devices_of
@@ -49,13 +48,17 @@ class LeNetWithDropout(fh.LeNet):
     """LeNet with dropout before each of its last two layers."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.dropout(F.relu(self.fc1(x.flatten(1))), 0.5, self.training)
-        return self.fc3(F.dropout(F.relu(self.fc2(x)), 0.5, self.training))
+        outputs: Tensor = self.fc3(F.dropout(F.relu(self.fc2(x)), 0.5, self.training))
+        return outputs
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
+FIRST = "plain loop, one thread"
+"""What speeds are multiples of."""
 
 
 def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -> fh.Task:
@@ -71,7 +74,8 @@ def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -
 def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.device) -> Callable[[], None]:
     """Return the loop over `updates` client updates."""
     x, y = task.on(device)
-    assert isinstance(x, Tensor)
+    rate = local.lr
+    assert isinstance(x, Tensor) and isinstance(rate, float)
     rng = np.random.default_rng(0)
     clients = rng.integers(task.num_clients, size=updates)
     plan = [[torch.from_numpy(b).to(device) for b in local.batches(task.client(c), rng)] for c in clients]
@@ -81,10 +85,10 @@ def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.devic
     def loop() -> None:
         for batches in plan:
             model.load_state_dict(start)
-            optimizer = torch_optimizer(local, model.parameters(), local.lr)
+            optimizer = torch_optimizer(local, model.parameters(), rate)
             for index in batches:
                 optimizer.zero_grad()
-                F.cross_entropy(model(x[index]), y[index]).backward()
+                F.cross_entropy(model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
                 if local.clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), local.clip_norm)
                 optimizer.step()
@@ -108,10 +112,14 @@ def with_threads(threads: int, work: Callable[[], object]) -> Callable[[], objec
     return run
 
 
-def best_rates(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int) -> dict[str, float]:
-    """Let all take turns; return each one's units per second in its best turn."""
-    rates = dict.fromkeys(ways, 0.0)
-    for _ in range(repeats):
+def best_rates(
+    ways: dict[str, tuple[int, Callable[[], object]]], repeats: int, seconds: float = math.inf
+) -> dict[str, float]:
+    """Let all take turns, once and again until `repeats` or `seconds` are over; return units per second at best."""
+    rates, end = dict.fromkeys(ways, 0.0), time.perf_counter() + seconds
+    for turn in range(repeats):
+        if turn and time.perf_counter() > end:
+            break
         for name, (count, work) in ways.items():
             started = time.perf_counter()
             work()
@@ -125,7 +133,7 @@ def machine(device: torch.device) -> str:
     return f"fedhist {fh.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}"
 
 
-def measure(
+def measured(
     *,
     dataset: str = "random",
     model: str = "lenet",
@@ -142,76 +150,57 @@ def measure(
     loop_updates: int = 40,
     repeats: int = 3,
     device: str = "auto",
-    data_dir: str | None = None,
+    data_dir: str | Path | None = None,
+    seconds: float = math.inf,
+    threaded_loop: bool = True,
 ) -> dict[str, float]:
-    """Measure, print and return client updates per second of the plain loop and of the simulation."""
+    """Return client updates per second of the plain loop and of the simulation, by what they are called.
+
+    It is measured until there were `repeats` turns, or no longer than `seconds`. `threaded_loop` lets a loop with all
+    threads take turns as well, which on a busy machine can take thirty times as long as with one.
+    """
     where = devices_of(device)[0]
     methods = list(COMPARED.values()) if strategy == "all" else [as_method(strategy)]
     if dataset == "random":
-        task = random_task(clients, MODELS[model])
+        task = random_task(clients, MODELS[choice("model", model, tuple(MODELS))])
     else:
         task = fh.load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
     local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm)
     threads = torch.get_num_threads()
     loop = plain_loop(task, local, loop_updates, where)
-    loop()  # warm-up, so that neither side pays for what libraries do once
+    with_threads(1, loop)()  # warm-up, so that neither side pays for what libraries do once
     options: dict[str, Any] = {"k": k, "seeds": seeds, "device": device, "eval_every": eval_every, "local": local}
 
     def simulation(trainer: str) -> Callable[[], object]:
         fh.compare(methods, task, trainer=trainer, **options | {"rounds": 3})
         return lambda: fh.compare(methods, task, trainer=trainer, rounds=rounds, **options)
 
-    first = "plain loop, one thread"
-    ways = {first: (loop_updates, with_threads(1, loop))}
-    if where.type == "cpu" and threads > 1:
+    ways: dict[str, tuple[int, Callable[[], object]]] = {FIRST: (loop_updates, with_threads(1, loop))}
+    if threaded_loop and where.type == "cpu" and threads > 1:
         ways[f"plain loop, {threads} threads"] = loop_updates, with_threads(threads, loop)
     count = rounds * k * len(methods) * seeds
     for trainer in trainers or ["auto"]:
         ways[f"fedhist, {len(methods)} × {seeds} runs, trainer {trainer}"] = count, simulation(trainer)
-    rates = best_rates(ways, repeats)
-    print(machine(where))
+    return best_rates(ways, repeats, seconds)
+
+
+def measure(
+    *,
+    dataset: str = "random",
+    model: str = "lenet",
+    clients: int = 100,
+    k: int = 10,
+    local_steps: int = 5,
+    optimizer: str = "sgd",
+    device: str = "auto",
+    **options: Any,
+) -> dict[str, float]:
+    """Measure, print and return client updates per second; the options are those of :func:`measured`."""
+    work: dict[str, Any] = {"clients": clients, "k": k, "local_steps": local_steps, "optimizer": optimizer}
+    rates = measured(dataset=dataset, model=model, device=device, **work, **options)
+    print(machine(devices_of(device)[0]))
     what = model if dataset == "random" else "lenet"
     print(f"{what} on {dataset}, updates of {local_steps} steps of {optimizer}, K = {k}, N = {clients}")
     for name, rate in rates.items():
-        print(f"  {name:45s} {rate:9.0f} updates/s {rate / rates[first]:8.2f}×")
+        print(f"  {name:45s} {rate:9.0f} updates/s {rate / rates[FIRST]:8.2f}×")
     return rates
-
-
-def at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="fedhist bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("what", nargs="?", choices=["updates"], default="updates", help="what is measured")
-    made.add_argument("--dataset", default="random", help="a data set's name, or random: noise of CIFAR's shape")
-    made.add_argument("--model", choices=MODELS, help="with random data; lenet and cnn by default")
-    made.add_argument("--strategy", default="fedhist", help="a method's name, or all")
-    made.add_argument("--trainer", action="append", dest="trainers", help="one of the trainers; may be repeated")
-    numbers = {"clients": 100, "k": 10, "seeds": 1, "rounds": 20, "local-steps": 5, "eval-every": 100}
-    for name, default in {**numbers, "loop-updates": 40, "repeats": 3}.items():
-        made.add_argument(f"--{name}", type=at_least_one, default=default, help=f"{default} by default")
-    made.add_argument("--optimizer", default="sgd", help="of clients and loop: sgd, adam, adamw or any of torch.optim")
-    made.add_argument("--clip-norm", type=float, help="largest norm of a gradient")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or a certain GPU such as cuda:1")
-    made.add_argument("--data-dir", help="folder with data sets")
-    return made
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    given = vars(parser().parse_args(arguments))
-    del given["what"]
-    if given["dataset"] != "random":
-        given["model"] = "lenet"
-    for model in ["lenet", "cnn"] if given["model"] is None else [given["model"]]:
-        measure(**given | {"model": model})
-
-
-if __name__ == "__main__":
-    with exit_with_sentence():
-        main()
