@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "league.md"]
 SHOWN = ROOT / "docs" / "league" / f"{PICTURE}.png"
 ALT = "How many points each method is behind the best, on average over all settings, in the order of the table above."
-SHOWN_ROWS, SHOWN_COLUMNS = 12, ["method", "points behind the best", "at worst", "best or level", "server state, N = 1,000"]
+SHOWN_ROWS, SHOWN_COLUMNS = (
+    12,
+    ["method", "points behind the best", "at worst", "best or level", "server state, N = 1,000"],
+)
 MARKED = re.compile(r"(<!-- league:(?!end)(\w+) -->\n).*?(<!-- league:end -->)", flags=re.S)
 
 
