@@ -37,8 +37,8 @@ PALETTE = (
     Shade("#68050D", "#CE514C"), Shade("#643E64", "#B388B2"), Shade("#936C03", "#EBB22A"), Shade("#6C4400", "#CC881D"),
     Shade("#CB264F", "#FA9DA6"), Shade("#523DC3", "#9998F8"), Shade("#5C0652", "#BA52A9"), Shade("#472B3D", "#957589"),
     Shade("#0C6B10", "#58BD56"), Shade("#606E80", "#A8B8CC"), Shade("#433404", "#9E7C03"), Shade("#4B0481", "#9665D6"),
-    Shade("#043C52", "#418BAD"), Shade("#2999E6", "#B9DEFE"), Shade("#9D1A54", "#F56F9D"), Shade("#5E7639", "#A6C181"),
-    Shade("#0F508D", "#3A9DFE"), Shade("#A6460C", "#FF8E58"), Shade("#A47FB4", "#EDC6FF"), Shade("#FC5787", "#FFD4DC"),
+    Shade("#043C52", "#418BAD"), Shade("#8F4D15", "#F98925"), Shade("#2999E6", "#B9DEFE"), Shade("#5E7639", "#A6C181"),
+    Shade("#0F508D", "#3A9DFE"), Shade("#A47FB4", "#EDC6FF"), Shade("#9D1A54", "#F56F9D"), Shade("#FC5787", "#FFD4DC"),
 )  # fmt: skip
 """Colours that are far apart, and those with the same dashes also for readers who do not see red or green."""
 METHODS = (

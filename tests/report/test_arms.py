@@ -18,7 +18,7 @@ from fedhist.report.gather import gather
 from fedhist.report.page import write_report
 from fedhist.report.table import lines, rows
 from tests.report.fake import diverged, fake_history
-from tests.report.test_page import final_table, without_scripts
+from tests.report.test_page import cells_of, without_scripts
 
 
 def arm(method: str, seed: int = 0, varied: str = "concurrency,k,lr", **changed: Any) -> fh.History:
@@ -173,7 +173,7 @@ def test_the_page_of_arms(tmp_path: Path) -> None:
     page = made.path.read_text()
     text = without_scripts(page)
     assert text.index("Is asynchrony worth it here?") < text.index("Settings</summary>")
-    assert "Options of each method" in text and final_table(page)[0][5] == "time to 40 %"
+    assert "Options of each method" in text and cells_of(page)[0][5] == "time to 40 %"
     assert "not at the same virtual time" in text and "Client work is the time" in text
     other = write_report([saved(tmp_path / "b", fake_history("a"), fake_history("b"))], tmp_path / "other.html")
     plain = without_scripts(other.path.read_text())

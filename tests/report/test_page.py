@@ -30,7 +30,7 @@ def without_scripts(page: str) -> str:
     return " ".join(unescape(re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)).split())
 
 
-def final_table(page: str) -> list[list[str]]:
+def cells_of(page: str) -> list[list[str]]:
     """Return the cells of the first final table, the header first."""
     table = re.search(r'class="final">.*?</table>', page, re.S)
     assert table is not None
@@ -54,10 +54,10 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
     assert len(page) < 10e6
 
 
-def test_the_final_table(tmp_path: Path) -> None:
+def test_the_cells_of(tmp_path: Path) -> None:
     fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": -0.1, "REFL": -0.2}, seeds=6)
     page = page_of(tmp_path)
-    cells = final_table(page)
+    cells = cells_of(page)
     assert cells[0] == [
         "method", "seeds", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "time to 40 %",
         "mean staleness", "FedHist minus it", "p", "p, corrected", "p, Wilcoxon",
@@ -116,19 +116,19 @@ def test_a_private_run(tmp_path: Path, task: fh.Task) -> None:
     history = fh.simulate(private, task, k=2, rounds=4)
     history.save(tmp_path / "a")
     fh.simulate("fedavg", task, k=2, rounds=4).save(tmp_path / "b")
-    header, plain, noisy = final_table(page_of(tmp_path))
+    header, plain, noisy = cells_of(page_of(tmp_path))
     assert (plain[0], noisy[0]) == ("FedAvg", history.method)
     assert header[-1] == "ε" and (plain[-1], noisy[-1]) == ("–", f"{history.epsilon[-1]:.3g}")
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {"FedHist": 0.0, "FedAvg": -0.1}, seeds=3)
-    without = final_table(page_of(tmp_path))
+    without = cells_of(page_of(tmp_path))
     diverged(fake_history("FedAvg", 3), 30).save(tmp_path / "FedAvg-seed3")
     for seed in (0, 3):
         diverged(fake_history("REFL", seed), 1).save(tmp_path / f"refl-seed{seed}")
     page = page_of(tmp_path)
-    header, *rows = final_table(page)
+    header, *rows = cells_of(page)
     assert [row[:3] for row in rows] == [["FedHist", "3", "0"], ["FedAvg", "4", "1"], ["REFL", "2", "2"]]
     assert header[2] == "diverged"
     assert [row[3:] for row in rows[:2]] == [row[2:] for row in without[1:]], "they change no mean and no test"
@@ -150,7 +150,7 @@ def test_a_setting_under_which_all_runs_diverged(tmp_path: Path) -> None:
         page_of(tmp_path)
     fake_history("FedAvg", seed=1, lr=0.5).save(tmp_path / "x" / "b")
     page = page_of(tmp_path)
-    assert final_table(page)[1] == ["FedAvg", "1", "1", "–", "–", "–", "–"]
+    assert cells_of(page)[1] == ["FedAvg", "1", "1", "–", "–", "–", "–"]
     assert "g1-curves" in page and "g0-curves" not in page
     text = without_scripts(page)
     assert "<td>diverged</td>" in text and "With fake, lr = 0.5, FedAvg ends at" in text

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedhist.report import figure as fig
 from fedhist.report.clients import clients_of, times_of
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
 from fedhist.report.marks import attackers, trouble
-from fedhist.store.events import times
+from fedhist.store.events import Event, times
 from fedhist.store.history import History
 
 BINS = 60  # most bars of a histogram
@@ -218,24 +219,42 @@ def rejected(section: Section) -> Figure | str:
         tables = [Table(["event", "reason", "times"], rows)]
     if not wrong and not ignored:
         return f"{summary} No method gave an upload the weight 0."
-    data: list[fig.Plot] = []
+    shown: dict[str, tuple[list[fig.Plot], fig.Plot]] = {}
+    if wrong:
+        shown["rejected or failed"] = _events(wrong, total, longest), axis("events")
     if ignored:
-        y_axis = axis("uploads with weight 0 (%)", rangemode="tozero")
-        edges = np.unique(np.linspace(0, longest, min(longest, 30) + 1).astype(int))
-        for method, each in ignored.items():
-            share = 100 * np.mean([_binned(shares, edges) for shares in each], axis=0)
-            data.append(fig.trace("curve", method, np.repeat(edges, 2)[1:-1], np.repeat(share, 2), "%{y:.1f} %"))
+        shown["given no weight"] = _shares(ignored, longest), axis("uploads with weight 0 (%)", rangemode="tozero")
         means = [f"{m} {100 * np.mean([shares.mean() for shares in each]):.1f} %" for m, each in ignored.items()]
         summary += f" Uploads that a method itself gave no weight at all: {listed(means[: fig.NAMED])}."
-    else:
-        y_axis = axis("events")
-        edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
-        for kind in total:
-            # Where events were only counted, it is not known in which rounds they were.
-            rounds = [each["round"] for each in wrong if each["event"] == kind and "times" not in each]
-            counts = np.histogram(rounds, edges)[0]
-            data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
-    return Figure(summary, data, {"yaxis": y_axis}, tables=tables, open_tables=True)
+    data = [trace for traces, _ in shown.values() for trace in traces]
+    views = dict[str, fig.Plot]()
+    for place, (own, y_axis) in enumerate(shown.values()):
+        visible = [{"visible": any(trace is each for each in own)} for trace in data]
+        views[str(place)] = {"data": visible, "layout": {"yaxis": y_axis}}
+    start = [trace | view for trace, view in zip(data, views["0"]["data"], strict=True)]
+    return Figure(summary, start, views["0"]["layout"], {"of uploads": list(shown)}, views, tables, open_tables=True)
+
+
+def _events(wrong: Sequence[Event], total: Iterable[str], longest: int) -> list[fig.Plot]:
+    """Return bars of how many events of each kind there were along the rounds."""
+    edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
+    data: list[fig.Plot] = []
+    for kind in total:
+        # Where events were only counted, it is not known in which rounds they were.
+        rounds = [each["round"] for each in wrong if each["event"] == kind and "times" not in each]
+        counts = np.histogram(rounds, edges)[0]
+        data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
+    return data
+
+
+def _shares(ignored: Mapping[str, Sequence[Floats]], longest: int) -> list[fig.Plot]:
+    """Return the share of the uploads that each method gave no weight, along the rounds."""
+    edges = np.unique(np.linspace(0, longest, min(longest, 30) + 1).astype(int))
+    data = []
+    for method, each in ignored.items():
+        share = 100 * np.mean([_binned(shares, edges) for shares in each], axis=0)
+        data.append(fig.trace("curve", method, np.repeat(edges, 2)[1:-1], np.repeat(share, 2), "%{y:.1f} %"))
+    return data
 
 
 def _ignored(history: History) -> Floats | None:

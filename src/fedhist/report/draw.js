@@ -141,7 +141,7 @@ const isHidden = (figure, method) => (page.hidden[sectionOf(figure)] || new Set(
 function labelled(spec, view, figure, width) {
   if (width < LABELLED_WIDTH) return [];
   const found = view.data.flatMap((trace, i) => LABELLED.includes(trace.kind) && trace.method in looks
-    && !isHidden(figure, trace.method) ? [{ place: i, method: trace.method, name: trace.name }] : []);
+    && trace.visible !== false && !isHidden(figure, trace.method) ? [{ place: i, method: trace.method, name: trace.name }] : []);
   const methods = new Set(found.map((each) => each.method));
   return methods.size === found.length && found.length > 1 ? found : [];
 }
@@ -165,7 +165,7 @@ function drawing(figure, width) {
   const names = labelled(spec, view, figure, width);
   const most = width < 700 ? 14 : 24;
   const longest = Math.min(most, Math.max(0, ...names.map((each) => each.name.length)));
-  const events = data.filter((trace) => trace.showlegend).length;
+  const events = data.filter((trace) => trace.showlegend && trace.visible !== false).length;
   const axis = {
     gridcolor: css("grid"), linecolor: css("line"), zerolinecolor: css("line"), automargin: true,
     title: { standoff: 10 }, ticks: "",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedhist.report.cost import WORDS, differ_in_pace
+from fedhist.report.figure import counted
 from fedhist.report.gather import Group
 from fedhist.report.measure import UNKNOWN, Measure, last
 from fedhist.report.statistics import Paired, half_width, holm, paired
@@ -22,7 +23,7 @@ class Final:
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    same: Mapping[str, str]
+    same: Sequence[str]
     """What all methods have in common, instead of a column."""
     best: str | None
     """The method with the best mean."""
@@ -105,10 +106,11 @@ def final_table(group: Group, baseline: str | None) -> Final:
     columns = [column for column in columns if any(column[1])]
     same = {head: cells[0] for head, cells in columns if head in ALIKE and len({*cells}) == 1}
     columns = [column for column in columns if column[0] not in same]
+    words = [counted(int(each), "seed") if head == "seeds" else f"{head} {each}" for head, each in same.items()]
     return Final(
         header=[head for head, _ in columns],
         rows=list(zip(*([cell or UNKNOWN for cell in cells] for _, cells in columns), strict=True)),
-        same=same,
+        same=words,
         best=table[0].method if ends else None,
         measure=own,
         against=against,

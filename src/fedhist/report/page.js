@@ -1,12 +1,15 @@
 // What the reader does: look, choose, point, save, print.
-const ready = () => { document.documentElement.dataset.ready = "yes"; };
-
-async function draw(figure) {
+// One drawing of a figure after the other; the last one asked for stays.
+function draw(figure) {
   const plot = figure.querySelector(".plot");
   const first = !("drawn" in figure.dataset);
   figure.dataset.drawn = figures[figure.id].view;
-  await drawInto(plot, figure, page.paper ? PAPER_WIDTH : figure.clientWidth);
-  if (first) listen(figure, plot);
+  plot.job = (plot.job || Promise.resolve()).then(async () => {
+    const { height } = await drawInto(plot, figure, page.paper ? PAPER_WIDTH : figure.clientWidth);
+    plot.style.height = `${height}px`;
+    if (first) listen(figure, plot);
+  });
+  return plot.job;
 }
 
 function listen(figure, plot) {
@@ -26,7 +29,7 @@ function highlight(node, method) {
     const there = method && plot.data && plot.data.some((trace) => trace.meta === method && trace.visible !== false);
     (plot.data || []).forEach((trace) => {
       plot.querySelectorAll(`.trace${trace.uid}`).forEach((each) => {
-        each.classList.toggle("faded", Boolean(there && trace.meta && trace.meta !== method));
+        each.classList.toggle("faded", Boolean(there && trace.meta && trace.meta !== method && trace.opacity !== 0));
         each.classList.toggle("lit", Boolean(there && trace.meta === method));
       });
     });
@@ -52,7 +55,8 @@ const later = window.requestIdleCallback || ((work) => setTimeout(work, 30));
 async function drawRest() {
   const next = [...document.querySelectorAll("figure:not([data-drawn])")].find(open);
   if (!next) {
-    ready();
+    await Promise.all(drawn().map((figure) => figure.querySelector(".plot").job));
+    document.documentElement.dataset.ready = "yes";
     return;
   }
   await draw(next);
@@ -100,10 +104,19 @@ const cell = (value) => {
 };
 const plain = (text) => new DOMParser().parseFromString(String(text), "text/html").documentElement.textContent;
 
+const SILENT = ["band", "work", "attacks"]; // what says in lines and areas what others say in numbers
+
+// A place on an axis whose places all have names is that name.
+const named = ({ tickvals, ticktext, type } = {}) => {
+  const all = tickvals && ticktext && type !== "log" && tickvals.every((each, i) => each === i);
+  return (value) => (all && value in ticktext ? plain(ticktext[value]) : value);
+};
+
 function numbers(figure) {
   const { data, layout } = chosen(figures[figure.id]);
-  const title = (name, other) => plain(((layout[name] || {}).title || (LAYOUTS[figures[figure.id].name] || {})[name]?.title || {}).text || other);
-  const all = data.filter((trace) => trace.kind !== "band" && !isHidden(figure, trace.method));
+  const usual = LAYOUTS[figures[figure.id].name] || {};
+  const title = (name, other) => plain((layout[name]?.title || usual[name]?.title || {}).text || other);
+  const all = data.filter((trace) => !SILENT.includes(trace.kind) && trace.visible !== false && !isHidden(figure, trace.method));
   if (all.some((trace) => trace.z)) {
     const [{ x, y, z }] = all;
     const columns = x || z[0].map((_, i) => i);
@@ -111,12 +124,14 @@ function numbers(figure) {
   }
   const extra = [...new Set(all.flatMap((trace) => trace.columns || []))];
   const several = all.some((trace) => trace.text);
+  const [across, up] = [named(layout.xaxis), named(layout.yaxis)];
   const rows = all.flatMap((trace) => (trace.x || []).map((x, i) => {
     const own = (trace.customdata || [])[i];
     const more = Array.isArray(own) ? own : [own];
     const by = Object.fromEntries((trace.columns || []).map((name, j) => [name, more[j]]));
     const words = several ? [trace.text ? plain(trace.text[i].replace(/<br>/g, "; ")) : ""] : [];
-    return [trace.method ?? plain(trace.name ?? ""), trace.kind, x, trace.y[i], ...extra.map((name) => by[name]), ...words];
+    const who = trace.method ?? plain(trace.name ?? "");
+    return [who, trace.kind, across(x), up(trace.y[i]), ...extra.map((name) => by[name]), ...words];
   })).filter((row) => row[2] !== null || row[3] !== null);
   return [["series", "kind", title("xaxis", "x"), title("yaxis", "y"), ...extra, ...(several ? ["about"] : [])], ...rows];
 }

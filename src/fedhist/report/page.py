@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def render(found: Gathered, baseline: str | None = None, command: str = "fedhist
     names = {"html": "page.html", "css": "page.css", "draw": "draw.js", "js": "page.js"}
     parts = {part: here.joinpath(name).read_text("utf-8") for part, name in names.items()}
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"counted": counted, "listed": listed}
+    page.filters |= {"counted": counted, "listed": listed, "wordy": _wordy}
     detailed = sorted(found.groups, key=lambda group: -len(group.runs))[:MOST_GROUPS]
     chosen = [group for group in found.groups if group in detailed]
     detail = Detail() if len(chosen) <= FEW_GROUPS else BRIEF
@@ -138,6 +139,11 @@ def _versions() -> str:
         except PackageNotFoundError:  # it is on the path without being installed
             continue
     return ", ".join(found)
+
+
+def _wordy(lines: Sequence[Sequence[str]]) -> set[int]:
+    """Return the columns of a table that hold words, not numbers."""
+    return {i for line in lines for i, cell in enumerate(line) if re.search(r"[^\W\d]{4}", cell)}
 
 
 def _shades(drawn: Mapping[str, Look]) -> str:

@@ -41,18 +41,20 @@ def _sure(group: Group, best: str, others: Sequence[str]) -> str:
     tests = {method: test(group.measure, ends[best], ends[method]) for method in others}
     known = {method: each for method, each in tests.items() if each is not None}
     if not known:
-        return "; with one seed in common nobody can say whether that is chance"
+        return "; one seed in common cannot say whether that is chance"
     corrected = dict(zip(known, holm([each.p for each in known.values()]), strict=True))
     level = [method for method in others if method in known and corrected[method] >= LEVEL]
     least, most = min(each.pairs for each in known.values()), max(each.pairs for each in known.values())
     seeds = counted(most, "seed") if least == most else f"{least} to {most} seeds"
     if not level:
         whom = others[0] if len(others) == 1 else f"all {len(others)} others"
-        return f"; over {seeds} it is told apart from {whom} (p < {LEVEL:g})"
-    if len(level) == len(others) > 1:
-        return f"; over {seeds} none of the {len(others)} others is told apart from it"
-    whom = listed(level) if len(level) <= FEW else f"{len(level)} of {len(others)} others"
-    return f"; over {seeds} {whom} {'is' if len(level) == 1 else 'are'} not told apart from it"
+        return f"; over {seeds} the difference from {whom} is significant (p < {LEVEL:g})"
+    if len(level) == len(others):
+        whom = "the difference is not" if len(others) == 1 else "no difference from the others is"
+        return f"; over {seeds} {whom} significant"
+    if len(level) <= FEW:
+        return f"; over {seeds} the difference from {listed(level)} is not significant"
+    return f"; over {seeds} the differences from {len(level)} of {len(others)} others are not significant"
 
 
 def first_at_target(group: Group) -> str:
@@ -95,12 +97,13 @@ def lead(found: Gathered) -> str:
         return f"Runs under {settings} settings, none of which has a result."
     if len(found.methods) == 1:
         return f"{found.methods[0]} under {settings} settings, each on its own; the table has where it ends."
-    parts = [f"{method} under {count}" for method, count in winners.most_common(NAMED)]
-    (first, count), *_ = winners.most_common(1)
+    (first, count), *others = winners.most_common()
     if count == settings:
         return f"{first} ends best under all {settings} settings."
-    rest = f" ({len(winners) - NAMED} more methods under others)" if len(winners) > NAMED else ""
-    return f"Of {settings} settings, each compared on its own: {listed(parts)} ends best{rest}."
+    parts = [f"{method} under {count}" for method, count in others[:NAMED]]
+    parts += ["others under the rest"] if len(others) > NAMED else []
+    text = f"{first} ends best under {count} of {settings} settings, each compared on its own"
+    return f"{text}; {listed(parts)}." if parts else f"{text}."
 
 
 def made_of(found: Gathered) -> str:
