@@ -10,8 +10,9 @@ from pathlib import Path
 from small_league import SETTINGS, small, split_of
 
 import fedhist as fh
+from fedhist.looks import looks
 from fedhist.paper.league import Entrant, cell_of
-from fedhist.report.curves import drawing, look
+from fedhist.report.curves import drawing
 
 RATES = {"one-0.3-10": (0.03, 10.0), "one-0.3-100": (0.1, 1.0), "five-0.3-10": (0.1, 1.0), "five-0.3-100": (0.1, 1.0)}
 """Settings and the rates that were chosen there."""
@@ -26,14 +27,15 @@ def main() -> None:
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with drawing(given.out, 1, len(PANELS), (12, 3.2), 110) as axes:
-        for place, (name, rates) in enumerate(RATES.items()):
-            colour, dashes = look(place)
+        for name, look in looks(RATES).items():
             setting = SETTINGS["full"][name]
-            cell = replace(cell_of((setting, Entrant("nowcast")), *rates, 1), validation=True, eval_every=10)
+            cell = replace(cell_of((setting, Entrant("nowcast")), *RATES[name], 1), validation=True, eval_every=10)
             history = fh.simulate_many([cell.trial(small(split_of(cell), given.data_dir))], device="cpu")[0]
             rounds, measured = history.traces["round"], history.traces["measured"]
             for axis, values in zip(axes, measured.T, strict=True):
-                axis.plot(rounds / setting.rounds, values, color=colour, linestyle=dashes, label=setting.title)
+                axis.plot(
+                    rounds / setting.rounds, values, color=look.colour, linestyle=look.dashes, label=setting.title
+                )
         for axis, title in zip(axes, PANELS, strict=True):
             axis.set(title=title, xlabel="share of the rounds", ylim=(0, 1.02))
         axes[0].legend(fontsize=8)

@@ -15,8 +15,8 @@ from fedhist.options import parameters_of
 SOURCE = Path(fedhist.__file__).parent
 
 ROOMS = [
-    "errors", "options", "streams", "noise", "store", "native", "data", "strategies", "clients", "world", "simulation",
-    "report", "paper", "flower", "command",
+    "errors", "options", "streams", "noise", "looks", "store", "native", "data", "strategies", "clients", "world",
+    "simulation", "report", "paper", "flower", "command",
 ]  # fmt: skip
 """Each may import those before it, and itself."""
 APART = {("flower", "paper"), ("flower", "report"), ("native", "store")}

@@ -8,21 +8,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import fedhist as fh
+from fedhist.looks import STALENESS
 
 FILE = Path(__file__).parents[1] / "kasync.svg"
 CLIENTS, K, ROUNDS, SEED = 6, 2, 6, 5
 
+# Bars carry dark words by day, so that the pale shades are those of the day here.
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 800, 92, 24, 62, 40, 24
 
-STYLE = """
-  text { font: 14px system-ui, sans-serif; fill: #263238 }
-  .paper { fill: #ffffff; stroke: #b0bec5 } .quiet { fill: #607d8b } .bold { font-weight: 600 }
-  .round { stroke: #78909c; stroke-width: 1.5 } .waits { stroke: #90a4ae; stroke-width: 2; stroke-dasharray: 2 4 }
-  .one { fill: #80cbc4 } .two { fill: #ffd180 } .more { fill: #ffab91 } .under-way { fill: #cfd8dc }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #eceff1 } .paper { fill: #20242c; stroke: #455a64 } .quiet { fill: #b0bec5 }
-    .one { fill: #00796b } .two { fill: #a06000 } .more { fill: #b04020 } .under-way { fill: #455a64 }
-  }
+FRESH, BETWEEN, STALE = STALENESS
+STYLE = f"""
+  text {{ font: 14px system-ui, sans-serif; fill: #263238 }}
+  .paper {{ fill: #ffffff; stroke: #b0bec5 }} .quiet {{ fill: #607d8b }} .bold {{ font-weight: 600 }}
+  .round {{ stroke: #78909c; stroke-width: 1.5 }} .waits {{ stroke: #90a4ae; stroke-width: 2; stroke-dasharray: 2 4 }}
+  .one {{ fill: {FRESH.night} }} .two {{ fill: {BETWEEN.night} }} .more {{ fill: {STALE.night} }}
+  .under-way {{ fill: #cfd8dc }}
+  @media (prefers-color-scheme: dark) {{
+    text {{ fill: #eceff1 }} .paper {{ fill: #20242c; stroke: #455a64 }} .quiet {{ fill: #b0bec5 }}
+    .one {{ fill: {FRESH.day} }} .two {{ fill: {BETWEEN.day} }} .more {{ fill: {STALE.day} }}
+    .under-way {{ fill: #455a64 }}
+  }}
 """
 
 

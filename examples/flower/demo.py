@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import fedhist as fh
 from fedhist.data.held_back import held_back as hold_back
 from fedhist.flower import KAsync
+from fedhist.looks import looks
 
 HERE = Path(__file__).parent
 NODES, SLOW, DELAY = 6, (4, 5), 10.0
@@ -157,10 +158,10 @@ def draw(runs: dict[str, list[Line]], seconds: float, file: Path) -> None:
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for (name, taken), colour in zip(runs.items(), ("tab:gray", "tab:green"), strict=True):
+    for (name, taken), look in zip(runs.items(), looks(("FedAvg", "FedHist")).values(), strict=True):
         times, accuracies = [line["seconds"] for line in taken], [100 * line["accuracy"] for line in taken]
-        axes.step([*times, seconds], [*accuracies, accuracies[-1]], where="post", color=colour, label=name)
-        axes.plot(times, accuracies, "o", markersize=4, color=colour)
+        axes.step([*times, seconds], [*accuracies, accuracies[-1]], where="post", color=look.colour, label=name)
+        axes.plot(times, accuracies, "o", markersize=4, color=look.colour)
     axes.axvspan(
         DIES * seconds, RETURNS * seconds, color="tab:red", alpha=0.1, lw=0, label=f"node {MORTAL} is dead (KAsync)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.report.test_figures import deployment
 pytest.importorskip("plotly", reason="Plotly is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
 
-NAMES = "boosts classes curves labels lengths rejected seeds staleness tiers timeline utility weights"
+NAMES = "boosts classes curves labels lengths rejected seeds staleness target tiers timeline utility weights"
 DRAWN = [f"g0-{name}" for name in NAMES.split(" ")]
 
 
@@ -76,7 +77,7 @@ def test_figures_are_described(shown: Browser) -> None:
         "[...document.querySelectorAll('figure')]"
         ".filter(f => !f.querySelector('.xtitle') || !f.querySelector('.ytitle')).map(f => f.id)"
     )
-    assert missing == ["g0-seeds"]  # whose rows are methods
+    assert {*missing} == {"g0-seeds", "g0-target", "g0-classes"}  # whose rows are methods
 
 
 def test_switch_between_costs(shown: Browser) -> None:
@@ -87,8 +88,8 @@ def test_switch_between_costs(shown: Browser) -> None:
         choose(shown, "g0-curves", 0, place)
         seen.append((shown.evaluate(axis), shown.evaluate(last)))
     worked = "time that clients have worked, all together"
-    assert [title for title, _ in seen] == ["round", "virtual time", worked, "sent, both ways (MB)"]
-    assert (seen[0][1], seen[3][1]) == (60, 2.56) and seen[2][1] == pytest.approx(40 * seen[1][1], rel=1e-4)
+    assert [title for title, _ in seen] == ["virtual time", "round", worked, "sent, both ways (MB)"]
+    assert (seen[1][1], seen[3][1]) == (60, 2.56) and seen[2][1] == pytest.approx(40 * seen[0][1], rel=1e-4)
     assert shown.complaints == []
 
 
@@ -131,17 +132,78 @@ def test_a_method_can_be_hidden_everywhere(shown: Browser) -> None:
     assert shown.evaluate(lines) == before and all(shown.evaluate(visible))
 
 
-def test_a_click_on_the_legend_hides_a_method(shown: Browser) -> None:
-    entry = shown.evaluate(
-        "(() => { const f = document.getElementById('g0-curves');"
-        "f.scrollIntoView({ behavior: 'instant', block: 'center' });"
-        "const b = f.querySelector('.legendtoggle').getBoundingClientRect();"
-        "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+def test_pointing_at_a_line_greys_the_others_in_all_figures(shown: Browser) -> None:
+    x, y = shown.evaluate(
+        "(() => { const p = document.querySelector('#g0-curves .plot');"
+        "p.scrollIntoView({ behavior: 'instant', block: 'center' });"
+        "const t = p.data.find(t => t.meta === 'FedAvg' && t.hovertemplate), l = p._fullLayout;"
+        "const i = Math.floor(t.x.length / 2), b = p.getBoundingClientRect();"
+        "return [b.x + l.xaxis._offset + l.xaxis.d2p(t.x[i]), b.y + l.yaxis._offset + l.yaxis.d2p(t.y[i])]; })()"
     )
-    for kind in ("mousePressed", "mouseReleased"):
-        shown.call("Input.dispatchMouseEvent", type=kind, x=entry[0], y=entry[1], button="left", clickCount=1)
-    shown.wait("document.querySelector('#g0-curves .plot').data.some(t => t.visible === 'legendonly')")
+    faded = "[...document.querySelectorAll('#{} .faded')].length"
+    for step in (4, 0):
+        shown.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - step, y=y)
+    shown.wait(f"{faded.format('g0-curves')} > 0 && {faded.format('g0-weights')} > 0")
+    shown.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    shown.wait("document.querySelectorAll('.faded').length === 0")
     assert shown.complaints == []
+
+
+def test_names_stand_at_the_ends_of_lines_without_touching(browser: Browser, tmp_path: Path) -> None:
+    names = [f"Method {i}" for i in range(20)]
+    fake_comparison(tmp_path, {name: -0.002 * i for i, name in enumerate(names)}, seeds=1)
+    browser.open(write_report([tmp_path], tmp_path / "page.html").path)
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('#g0-curves .annotation-text')].map(t => "
+        "[t.textContent, t.getBoundingClientRect().top, t.getBoundingClientRect().right])"
+    )
+    assert {name for name, _, _ in boxes} == {*names}
+    tops = sorted(top for _, top, _ in boxes)
+    assert all(below - above > 12 for above, below in itertools.pairwise(tops))
+    edge = browser.evaluate("document.querySelector('#g0-curves').getBoundingClientRect().right")
+    assert max(right for _, _, right in boxes) < edge
+    colours = "new Set([...document.querySelectorAll('#g0-curves .annotation-text')].map(t => t.style.fill)).size"
+    assert browser.evaluate(colours) == 20
+
+
+def saved(browser: Browser, button: str) -> str:
+    """Click on a button and return the first bytes of what it saves: texts as they are, pictures as a data URL."""
+    browser.evaluate(
+        "window.found = null; HTMLAnchorElement.prototype.click = function () {"
+        "  fetch(this.href).then(r => r.blob()).then(b => b.type.startsWith('text') ? b.text() : b.type + b.size)"
+        "    .then(t => { window.found = this.download + '\\n' + t; }); };"
+        f"document.querySelector('{button}').click()"
+    )
+    browser.wait("window.found !== null")
+    return str(browser.evaluate("window.found"))
+
+
+def test_numbers_and_pictures_can_be_saved(browser: Browser, tmp_path: Path) -> None:
+    fake_comparison(tmp_path, {"FedHist": 0.0, '=1+1, "quoted"': -0.1}, seeds=2)
+    browser.complaints.clear()
+    browser.open(write_report([tmp_path], tmp_path / "page.html").path)
+    name, header, *rows = saved(browser, "#g0-curves [data-save=csv]").splitlines()
+    assert name == "fedhist-g0-curves.csv"
+    assert header.lstrip("\ufeff") == "series,kind,virtual time,test accuracy (%),standard deviation"
+    assert rows[0].startswith("FedHist,curve,") and rows[-1].startswith('"\'=1+1, ""quoted""",curve,')
+    seeds = saved(browser, "#g0-seeds [data-save=csv]").splitlines()
+    assert seeds[2].split(",")[3] == "FedHist", "a row's name instead of its number"
+    classes = saved(browser, "#g0-classes [data-save=csv]").splitlines()
+    assert len(classes) == 4 and classes[1].lstrip("\ufeff") == ",0,1,2,3,4,5,6,7,8,9"
+    picture = saved(browser, "#g0-curves [data-save=png]")
+    assert re.fullmatch(r"fedhist-g0-curves.png\nimage/png\d{5,}", picture)
+    assert not browser.evaluate("document.documentElement.classList.contains('printing')")
+    assert browser.complaints == []
+
+
+def test_wide_tables_say_so_on_a_phone(browser: Browser, page: Path) -> None:
+    browser.open(page, 390, 800)
+    cue = "document.querySelector('.scroll:has(.final)').dataset.wider"
+    browser.wait(f"{cue} === ''")
+    browser.evaluate("document.querySelector('.scroll:has(.final)').scrollTo(5000, 0)")
+    browser.wait(f"{cue} === undefined")
+    browser.open(page)
+    assert browser.evaluate("document.querySelectorAll('.swatch svg').length") > 0
 
 
 def brightness(browser: Browser, colour: str) -> float:
@@ -154,7 +216,7 @@ def test_text_stands_out_by_day_and_by_night(browser: Browser, page: Path, dark:
     browser.open(page, dark=dark)
     paper = brightness(browser, "getComputedStyle(document.body).backgroundColor")
     assert (paper < 60) is dark
-    for place in ("figcaption", "td", "#g0-curves .xtitle", "#g0-curves .legendtext"):
+    for place in ("figcaption", "td", "#g0-curves .xtitle", "#g0-curves .annotation-text"):
         style = f"getComputedStyle(document.querySelector('{place}'))"
         ink = brightness(browser, f"{style}.{'fill' if 'curves' in place else 'color'}")
         assert abs(ink - paper) > 90, place
@@ -207,7 +269,9 @@ def test_names_are_shown_as_they_are_written(browser: Browser, tmp_path: Path) -
     )
     assert browser.evaluate(links) == 0
     legends = set(browser.evaluate("[...document.querySelectorAll('.legendtext')].map(t => t.textContent)"))
-    assert legends == {name, "FedHist", f"{name}!"}
+    assert legends == {f"{name}!"}
+    labels = "[...document.querySelectorAll('#g0-curves .annotation-text')].map(t => t.textContent)"
+    assert {*browser.evaluate(labels)} == {name[:23] + "…", "FedHist"}
     ticks = browser.evaluate("[...document.querySelectorAll('#g0-seeds .ytick text')].map(t => t.textContent)")
     assert ticks == ["FedHist", name[:27] + "…"] or ticks == [name[:27] + "…", "FedHist"]
     assert browser.complaints == []

@@ -99,7 +99,7 @@ def test_seeds_are_averaged(tmp_path: Path) -> None:
     each = [client_views(run) for run in runs]
     means = [np.mean([views[name].mean[-1] for views in each if views]) for name in (EVERYONE, *TIERS)]
     assert made.data[0]["y"] == pytest.approx(means, rel=1e-3)
-    assert made.data[0]["error_y"]["visible"] and min(made.data[0]["error_y"]["array"]) > 0.5
+    assert made.data[0]["columns"] == ["standard deviation"] and min(made.data[0]["customdata"]) > 0.5
 
 
 def test_shares_are_in_percent(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_shares_are_in_percent(tmp_path: Path) -> None:
 
 def test_without_them_it_is_inferred_from_labels(tmp_path: Path) -> None:
     made = figure_of(tmp_path, fake_history("FedAvg"))
-    assert made.summary.startswith("What clients would see") and made.title == "Accuracy by speed of the clients"
+    assert made.how.startswith("What clients would see") and made.title == "Accuracy by speed of the clients"
     assert made.layout["yaxis"]["title"]["text"] == "accuracy on their labels (%)" and not made.switches
 
 

@@ -63,7 +63,7 @@ def test_rows_by_hand() -> None:
 def test_cells() -> None:
     assert table(RUNS) == [
         ["method", "final", "best", "rounds to 50 %", "time to 50 %", "mean staleness"],
-        ["A", "50.0 ± 14.1", "55.0 ± 7.1", "2", "1.50 [0.00, 7.85]", "4.0"],
+        ["A", "50.0 ± 14.1", "55.0 ± 7.1", "2", "1.50", "4.0"],
         ["B", "30.0 ± 0.0", "40.0 ± 14.1", "2 (1 of 2 seeds)", "1.00", "4.0"],
     ]
     assert table(fh.Comparison([history("A", 0, [0.25])]))[1] == ["A", "25.0", "25.0", "not reached", "4.0"]

@@ -46,10 +46,23 @@ def test_a_title_names_what_tells_the_groups_of_its_task_apart(tmp_path: Path) -
     other.save(tmp_path / "d")
     assert titles(gather([tmp_path])) == [
         "fake, 60 rounds, lr = 0.01",
-        "fake, 60 rounds, lr = 0.01, attack = SignFlip(share=0.2)",
+        "fake, attack = SignFlip(share=0.2)",
         "fake, 1,200 rounds, lr = 0.5",
         "other, 40 clients, K = 4, 60 rounds",
     ]
+
+
+def test_a_title_leaves_out_what_is_off(tmp_path: Path) -> None:
+    for name, faults in (("a", "Faults(nan=0.05, huge=0.0, seed=0)"), ("b", "Faults(nan=0.0, huge=0.02, seed=0)")):
+        fake_history(faults=faults).save(tmp_path / name)
+    assert titles(gather([tmp_path])) == ["fake, faults = Faults(nan=0.05)", "fake, faults = Faults(huge=0.02)"]
+
+
+def test_a_title_names_what_is_unusual(tmp_path: Path) -> None:
+    for beta, lr in ((0.3, 0.02), (0.1, 0.02), (0.9, 0.02), (0.3, 0.2), (0.3, 0.1)):
+        fake_history(beta=beta, lr=lr).save(tmp_path / f"{beta}-{lr}")
+    expected = {"fake, β = 0.3, lr = 0.02", "fake, β = 0.1", "fake, β = 0.9", "fake, lr = 0.2", "fake, lr = 0.1"}
+    assert {*titles(gather([tmp_path]))} == expected
 
 
 def test_what_follows_from_the_task_is_in_a_title_only_if_nothing_else_differs(tmp_path: Path) -> None:

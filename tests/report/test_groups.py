@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fedhist as fh
 from fedhist.data.partition import Split, dirichlet, iid
 from fedhist.options import options_of
+from fedhist.report.final import final_table
 from fedhist.report.gather import WORDS, Gathered, gather
-from fedhist.report.page import _final
 from fedhist.strategies.arrivals import Arrivals
 from tests.conftest import blobs
 from tests.report.fake import fake_history
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"k": 2, "rounds": 4, "eval_every": 2}
 
 def p_values(found: Gathered) -> list[int]:
     """Return how many p-values each group has."""
-    return [len(_final(group, None)["pairs"]) for group in found.groups]
+    return [len(final_table(group, None).pairs) for group in found.groups]
 
 
 def saved(folder: Path, runs: list[fh.History] | fh.Comparison) -> None:
@@ -173,8 +173,8 @@ def test_a_comparison_in_which_a_method_diverges(task: fh.Task, tmp_path: Path) 
     assert [run.diverged for run in runs] == [False, False, True, True]
     saved(tmp_path, runs)
     (group,) = gather([tmp_path]).groups
-    final = _final(group, None)
-    columns = {name: [row[i] for row in final["rows"]] for i, name in enumerate(final["header"])}
+    final = final_table(group, None)
+    columns = {name: [row[i] for row in final.rows] for i, name in enumerate(final.header)}
     assert columns["method"] == ["FedHist", "Exploding"]
     assert columns["diverged"] == ["0", "2"] and columns["final (%)"][1] == columns["best (%)"][1] == "–"
-    assert final["pairs"] == [] and np.isfinite(float(columns["mean staleness"][0]))
+    assert final.pairs == [] and np.isfinite(float(columns["mean staleness"][0]))

@@ -14,11 +14,12 @@ import fedhist as fh
 from fedhist.report import learning
 from fedhist.report.curves import draw_curves
 from fedhist.report.figure import Detail, Section
+from fedhist.report.final import final_table
 from fedhist.report.gather import gather
-from fedhist.report.page import _final, write_report
+from fedhist.report.page import write_report
 from fedhist.report.table import lines, rows, title
 from tests.report.fake import diverged, fake_history, measured_in, with_clients
-from tests.report.test_page import final_table, page_of, without_scripts
+from tests.report.test_page import cells_of, page_of, without_scripts
 
 ERRORS = {"rmse": False, "mae": False}
 
@@ -62,7 +63,7 @@ def test_the_table_of_an_error(tmp_path: Path) -> None:
 
 def test_accuracy_beside_another_primary_metric_is_named(tmp_path: Path) -> None:
     compared(tmp_path, {"rmse": False, "accuracy": True})
-    assert final_table(page_of(tmp_path))[0][2:6] == ["final rmse", "95 % interval", "best rmse", "final accuracy (%)"]
+    assert cells_of(page_of(tmp_path))[0][1:5] == ["final rmse", "95 % interval", "best rmse", "final accuracy (%)"]
 
 
 def test_a_metric_may_be_called_like_a_column(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_values_that_are_not_known(tmp_path: Path) -> None:
     assert average[1:5] == ["–", "–", "–", "not reached"] and header[3] == "mae"
     assert draw_curves(runs, tmp_path / "curves.png", 0.4).stat().st_size > 5000
     page = page_of(tmp_path)
-    assert final_table(page)[2][:5] == ["FedAvg", "2", "–", "–", "–"]
+    assert cells_of(page)[2][:4] == ["FedAvg", "–", "–", "–"]
     assert "FedHist ends at rmse" in without_scripts(page)
     json.loads(re.search(r'id="drawings">(.*?)</script>', page, re.S)[1], parse_constant=pytest.fail)  # type: ignore[index]
 
@@ -100,15 +101,15 @@ def test_nothing_is_known(tmp_path: Path) -> None:
 def test_tests_of_an_error_have_the_right_sign(tmp_path: Path) -> None:
     compared(tmp_path, seeds=6)
     (group,) = gather([tmp_path]).groups
-    final = _final(group, None)
-    hist, average = (dict(zip(final["header"], row, strict=True)) for row in final["rows"])
-    assert (final["best"], final["against"], final["pairs"]) == ("FedHist", "FedHist", [6])
+    final = final_table(group, None)
+    hist, average = (dict(zip(final.header, row, strict=True)) for row in final.rows)
+    assert (final.best, final.against, final.pairs) == ("FedHist", "FedHist", [6])
     assert average["it minus FedHist"] == "+0.100 ± 0.000" and average["p"] == "< 0.001"
     assert average["p, Wilcoxon"] == "0.031" and hist["it minus FedHist"] == "–"
     low, high = map(float, hist["95 % interval"].split(" to "))
     assert low < float(hist["final rmse"].split()[0]) < high
-    other = _final(group, "FedAvg")
-    assert dict(zip(other["header"], other["rows"][0], strict=True))["it minus FedAvg"].startswith("-0.100 ±")
+    other = final_table(group, "FedAvg")
+    assert dict(zip(other.header, other.rows[0], strict=True))["it minus FedAvg"].startswith("-0.100 ±")
 
 
 def test_tests_do_not_depend_on_the_scale(tmp_path: Path) -> None:
@@ -116,8 +117,8 @@ def test_tests_do_not_depend_on_the_scale(tmp_path: Path) -> None:
     for scale in (1.0, 1e-12):
         compared(tmp_path / f"{scale}", scale=scale)
         (group,) = gather([tmp_path / f"{scale}"]).groups
-        table = _final(group, None)
-        found.append(dict(zip(table["header"], table["rows"][1], strict=True)))
+        table = final_table(group, None)
+        found.append(dict(zip(table.header, table.rows[1], strict=True)))
     assert found[0]["p"] == found[1]["p"] == "< 0.001"
     assert found[1]["it minus FedHist"].startswith("+1e-13")
 
@@ -126,16 +127,15 @@ def test_the_page_of_an_error(tmp_path: Path) -> None:
     compared(tmp_path)
     page = page_of(tmp_path)
     text = without_scripts(page)
-    assert re.search(r"FedHist ends lowest, at rmse 0\.\d{3} ± 0\.\d+, before FedAvg with 0\.\d{3} ±", text)
-    assert "Final is the rmse of the last evaluation on the test set. The lowest mean is bold." in text
+    assert re.search(r"FedHist ends lowest, at rmse 0\.\d{3} ± 0\.\d+, before FedAvg with rmse 0\.\d{3};", text)
+    assert "Final is the rmse of the last evaluation on the test set. The lowest mean is bold and on top." in text
     assert "It minus FedHist: mean difference" in text and "above zero is in favour of FedHist" in text
-    assert "cut at 0 and 100" not in text and "<dd>rmse ↓, mae ↓</dd>" in text
-    assert re.findall(r'<tr class="best"><th scope="row">(.*?)</th>', page) == ["FedHist"]
-    assert final_table(page)[0] == [
-        "method", "seeds", "final rmse", "95 % interval", "best rmse", "final mae", "mean staleness",
-        "it minus FedHist", "p",
+    assert "from 0 to 100" not in text and "<dd>rmse ↓, mae ↓</dd>" in text
+    assert re.findall(r'<tr class="best" data-method="(.*?)">', page) == ["FedHist"]
+    assert cells_of(page)[0] == [
+        "method", "final rmse", "95 % interval", "best rmse", "final mae", "it minus FedHist", "p",
     ]  # fmt: skip
-    assert "Test rmse</h3>" in text and "Final rmse, run by run" in text
+    assert "Test rmse over time</h3>" in text and "Final rmse, run by run" in text
     undrawn = text[text.index("Nothing to draw") :]
     assert "Accuracy by class" in undrawn and "Test rmse by speed of the clients" in undrawn
     assert '<th scope="col">final rmse</th><th scope="col">wall seconds</th>' in text
@@ -144,7 +144,7 @@ def test_the_page_of_an_error(tmp_path: Path) -> None:
 def test_curves_of_every_metric(tmp_path: Path) -> None:
     runs = compared(tmp_path)
     made = learning.curves(section(tmp_path))
-    assert made.switches == {"against": ["rounds", "time", "work", "bytes"], "metric": ["rmse", "mae"]}
+    assert made.switches == {"against": ["time", "rounds", "work", "bytes"], "metric": ["rmse", "mae"]}
     assert [trace["kind"] for trace in made.data] == ["band", "curve"] * 2
     mean = np.mean([run["rmse"] for run in runs["FedHist"]], axis=0)
     assert made.data[1]["y"] == pytest.approx(mean, rel=1e-3)
@@ -179,9 +179,9 @@ def test_shares_stay_in_percent_and_have_a_target(tmp_path: Path) -> None:
     made = learning.curves(section(tmp_path))
     assert made.layout["level"] == 50 and made.views["* 1"]["layout"]["level"] is None
     assert made.views["* 1"]["data"][1]["y"] == pytest.approx([y / 2 for y in made.data[1]["y"]], rel=1e-2)
-    assert final_table(page_of(tmp_path))[0] == [
-        "method", "seeds", "final (%)", "95 % interval", "best (%)", "final hard/accuracy (%)", "final hard/loss",
-        "rounds to 50 %", "time to 50 %", "mean staleness",
+    assert cells_of(page_of(tmp_path))[0] == [
+        "method", "final (%)", "95 % interval", "best (%)", "final hard/accuracy (%)", "final hard/loss",
+        "rounds to 50 %", "time to 50 %", "MB to 50 %",
     ]  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_diverged_before_it_was_evaluated(tmp_path: Path) -> None:
     compared(tmp_path)
     run = diverged(measured_in(fake_history("REFL"), ERRORS), 1)
     run.save(tmp_path / "refl")
-    assert final_table(page_of(tmp_path))[-1] == ["REFL", "1", "1", *["–"] * 7]
+    assert cells_of(page_of(tmp_path))[-1] == ["REFL", *["–"] * 7, "1", "1"]
 
 
 def test_the_worst_clients_have_a_column(tmp_path: Path) -> None:
@@ -235,7 +235,8 @@ def test_the_worst_clients_have_a_column(tmp_path: Path) -> None:
     for run in runs:
         run.save(tmp_path / run.name)
     made = write_report([tmp_path], tmp_path / "page.html").path.read_text(encoding="utf-8")
-    header, second, first = final_table(made)
+    header, *cells = cells_of(made)
+    first, second = sorted(cells)  # FedAvg before FedHist
     assert first[header.index("worst tenth of clients")] == "0.938"
     assert second[header.index("worst tenth of clients")] == "–"
     assert "the tenth of the clients that are worst off" in without_scripts(made)

@@ -30,12 +30,13 @@ def without_scripts(page: str) -> str:
     return " ".join(unescape(re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)).split())
 
 
-def final_table(page: str) -> list[list[str]]:
+def cells_of(page: str) -> list[list[str]]:
     """Return the cells of the first final table, the header first."""
     table = re.search(r'class="final">.*?</table>', page, re.S)
     assert table is not None
     rows = re.findall(r"<tr.*?</tr>", table[0], re.S)
-    return [[unescape(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows]
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in rows]
+    return [[unescape(re.sub(r"<span.*?</span>", "", cell)) for cell in row] for row in cells]
 
 
 def test_a_page_in_one_file(tmp_path: Path) -> None:
@@ -44,11 +45,15 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
     fetched = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=.([^\"'>]*)", without_script_bodies(page))
     assert fetched == ["data:,"], "nothing but an empty icon"
     text = without_scripts(page)
-    assert "6 runs of 2 methods. FedHist ends highest" in text
+    assert re.search(r'class="lead">FedHist ends highest, at [\d.]+ ± [\d.]+ %, before FedAvg', text)
+    assert "6 runs of 2 methods." in text and "(p < 0.05)" in text
+    assert "FedHist is the first to reach 40 %" in text or "FedAvg is the first" in text
+    order = [text.index(part) for part in ('class="lead"', 'id="g0-curves"', 'class="final"', 'class="settings"')]
+    assert order == sorted(order), "the verdict, the curves, the table, the settings"
     for part in ("paired t-test", "Student's t", "Uploads that close a round", "FedAvg-seed2", "Labels of the clients"):
         assert part in text
     drawings = json.loads(re.search(r'id="drawings">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
-    names = "boosts classes curves labels lengths rejected seeds staleness tiers timeline utility weights"
+    names = "boosts classes curves labels lengths rejected seeds staleness target tiers timeline utility weights"
     assert sorted(drawings["figures"]) == [f"g0-{name}" for name in names.split()]
     assert list(drawings["looks"]) == ["FedHist", "FedAvg"]
     assert len(page) < 10e6
@@ -57,15 +62,16 @@ def test_a_page_in_one_file(tmp_path: Path) -> None:
 def test_the_final_table(tmp_path: Path) -> None:
     fake_comparison(tmp_path / "a", {"FedHist": 0.0, "FedAvg": -0.1, "REFL": -0.2}, seeds=6)
     page = page_of(tmp_path)
-    cells = final_table(page)
+    cells = cells_of(page)
     assert cells[0] == [
-        "method", "seeds", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "time to 40 %",
-        "mean staleness", "FedHist minus it", "p", "p, corrected", "p, Wilcoxon",
+        "method", "final (%)", "95 % interval", "best (%)", "rounds to 40 %", "time to 40 %", "MB to 40 %",
+        "FedHist minus it", "p, corrected", "p, Wilcoxon",
     ]  # fmt: skip
     assert [row[0] for row in cells[1:]] == ["FedHist", "FedAvg", "REFL"]
-    assert cells[1][8:] == ["–"] * 4 and cells[2][8].startswith("+10.0") and cells[2][11] == "0.031"
-    assert "In brackets: the 95 % interval" in without_scripts(page) and re.fullmatch(r"[\d.]+ \[.*\]", cells[1][6])
-    assert re.findall(r'<tr class="best"><th scope="row">(.*?)</th>', page) == ["FedHist"]
+    assert cells[1][7:] == ["–"] * 3 and cells[2][7].startswith("+10.0") and cells[2][9] == "0.031"
+    assert "<small>mean staleness" in page and "and 6 seeds for every method</small>" in page
+    assert "In brackets: the 95 % interval" in without_scripts(page) and re.fullmatch(r"[\d.]+ \[.*\]", cells[1][5])
+    assert re.findall(r'<tr class="best" data-method="(.*?)">', page) == ["FedHist"]
 
 
 def test_another_baseline(tmp_path: Path) -> None:
@@ -78,7 +84,7 @@ def test_another_baseline(tmp_path: Path) -> None:
 def test_one_run(tmp_path: Path) -> None:
     fake_history().save(tmp_path / "a")
     text = without_scripts(page_of(tmp_path))
-    assert "1 run of 1 method. FedHist ends at" in text and "With one seed there is no spread" in text
+    assert "1 run of 1 method." in text and "FedHist ends at" in text and "With one seed there is no spread" in text
     assert "There is one run." in text and "minus it" not in text
 
 
@@ -116,25 +122,25 @@ def test_a_private_run(tmp_path: Path, task: fh.Task) -> None:
     history = fh.simulate(private, task, k=2, rounds=4)
     history.save(tmp_path / "a")
     fh.simulate("fedavg", task, k=2, rounds=4).save(tmp_path / "b")
-    header, plain, noisy = final_table(page_of(tmp_path))
-    assert (plain[0], noisy[0]) == ("FedAvg", history.method)
-    assert header[-1] == "ε" and (plain[-1], noisy[-1]) == ("–", f"{history.epsilon[-1]:.3g}")
+    header, *rows = cells_of(page_of(tmp_path))
+    spent = {row[0]: row[header.index("ε")] for row in rows}
+    assert spent == {"FedAvg": "–", history.method: f"{history.epsilon[-1]:.3g}"}
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {"FedHist": 0.0, "FedAvg": -0.1}, seeds=3)
-    without = final_table(page_of(tmp_path))
+    without = cells_of(page_of(tmp_path))
     diverged(fake_history("FedAvg", 3), 30).save(tmp_path / "FedAvg-seed3")
     for seed in (0, 3):
         diverged(fake_history("REFL", seed), 1).save(tmp_path / f"refl-seed{seed}")
     page = page_of(tmp_path)
-    header, *rows = final_table(page)
-    assert [row[:3] for row in rows] == [["FedHist", "3", "0"], ["FedAvg", "4", "1"], ["REFL", "2", "2"]]
-    assert header[2] == "diverged"
-    assert [row[3:] for row in rows[:2]] == [row[2:] for row in without[1:]], "they change no mean and no test"
-    assert set(rows[2][3:]) == {"–"}
+    header, *rows = cells_of(page)
+    assert header[-2:] == ["seeds", "diverged"] and header[:-3] == without[0]
+    assert [row[-2:] for row in rows] == [["3", "0"], ["4", "1"], ["2", "2"]]
+    assert [row[:-3] for row in rows[:2]] == without[1:], "they change no mean and no test"
+    assert rows[2][0] == "REFL" and set(rows[2][1:-2]) == {"–"}
     text = without_scripts(page)
-    assert "9 runs of 3 methods. 3 of them diverged. FedHist ends highest" in text
+    assert "9 runs of 3 methods, 3 of which diverged." in text and "FedHist ends highest" in text
     assert "Runs that diverged count in no mean and no test." in text
     assert f"{tmp_path / 'FedAvg-seed3'}: FedAvg, seed 3 diverged in round 30: the loss is nan." in text
     made = write_report([tmp_path], tmp_path / "page.html")
@@ -150,10 +156,10 @@ def test_a_setting_under_which_all_runs_diverged(tmp_path: Path) -> None:
         page_of(tmp_path)
     fake_history("FedAvg", seed=1, lr=0.5).save(tmp_path / "x" / "b")
     page = page_of(tmp_path)
-    assert final_table(page)[1] == ["FedAvg", "1", "1", "–", "–", "–", "–"]
+    assert cells_of(page)[1] == ["FedAvg", "–", "–", "–", "1"]
     assert "g1-curves" in page and "g0-curves" not in page
     text = without_scripts(page)
-    assert "<td>diverged</td>" in text and "With fake, lr = 0.5, FedAvg ends at" in text
+    assert ">diverged</td>" in text and "All runs diverged." in text and "FedAvg ends at" in text
 
 
 def test_settings_are_explained_by_their_options(tmp_path: Path) -> None:

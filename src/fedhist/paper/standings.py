@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from fedhist.clients.objectives import uses_mail
+from fedhist.looks import looks
 from fedhist.paper.league import BASELINE, Choice, Entrant, Setting
 from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
-from fedhist.report.curves import COLOURS, drawing
+from fedhist.report.curves import drawing
 from fedhist.report.statistics import half_width, holm, paired
 from fedhist.simulation.methods import as_method
 from fedhist.store.recording import in_units
@@ -302,11 +303,12 @@ def draw(season: Sequence[Played], path: Path) -> None:
     """Draw how far each method is behind the best: the mean over settings with its interval, a pale dot a setting."""
     complete = everywhere(season)
     names = [name for name in in_order(season) if name in complete]
+    colours = looks(names)
     with drawing(path, 1, 1, (7, 1.1 + 0.26 * len(names)), 150) as (axes,):
         for place, name in enumerate(names):
             gaps = behind(season, name)
             mean, half = mean_behind(gaps)
-            colour = COLOURS[1] if name == OURS else COLOURS[0]
+            colour = colours[name].colour
             each = [statistics.fmean(gap.values()) for gap in gaps]
             if mean > FURTHEST:
                 axes.text(FURTHEST, place, f"{mean:.1f} → ", ha="right", va="center", color=colour)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhist.report.curves import COLOURS, drawing
+from fedhist.looks import Look, looks
+from fedhist.report.curves import drawing
 from fedhist.report.figure import counted
 from fedhist.report.measure import Measure
 from fedhist.report.outcome import Outcome
 from fedhist.report.statistics import half_width
 
-MARKERS = ("o", "s", "D", "v", "P", "X")
 TITLES = {"time": ("virtual time", 1.0), "work": ("client work", 1.0), "bytes": ("megabytes", 1e-6)}
 """What costs are called on an axis, and what they are multiplied by."""
 WIDEST = 300
@@ -29,21 +29,21 @@ def draw_against_k(outcomes: Sequence[Outcome], measure: Measure, path: Path) ->
     lines: dict[str, list[Outcome]] = {}
     for each in outcomes:
         lines.setdefault(each.regime.line, []).append(each)
-    looks = {line: _look(place, own[0]) for place, (line, own) in enumerate(lines.items())}
+    styles = {line: _style(look, lines[line][0]) for line, look in looks(lines).items()}
     beside = {line: APART ** (place - (len(lines) - 1) / 2) for place, line in enumerate(lines)}
     ks, mark = sorted({each.regime.k for each in outcomes}), measure.mark(target)
     with drawing(path, 2, 2, (10, 7.4), 150, alike=False, same_heights=False) as panels:
         first, ends, *others = panels
         for panel, (axis, (title, _)) in zip((first, *others), TITLES.items(), strict=True):
             for line, own in lines.items():
-                _draw_costs(panel, own, axis, looks[line], beside[line])
+                _draw_costs(panel, own, axis, styles[line], beside[line])
             panel.set(ylabel=f"{title} to {mark}", yscale="log")
             panel.yaxis.set_major_locator(type(panel.yaxis.get_major_locator())(subs=TICKS))
             panel.yaxis.set_major_formatter("{x:,g}")
             panel.yaxis.minorticks_off()
         first.axhline(until, **DOTTED)
         for line, own in lines.items():
-            _draw_ends(ends, own, measure, looks[line], beside[line])
+            _draw_ends(ends, own, measure, styles[line], beside[line])
         ends.axhline(measure.scale * target, **DOTTED)
         ends.set(ylabel=f"{measure.label.replace('test ', 'held-back ', 1)} at time {until:g}")
         for panel in panels:
@@ -53,7 +53,7 @@ def draw_against_k(outcomes: Sequence[Outcome], measure: Measure, path: Path) ->
             panel.yaxis.label.set_parse_math(False)
             panel.grid(alpha=0.25)
             panel.spines[["top", "right"]].set_visible(False)
-        handles = [ends.plot([], [], label=line, **look)[0] for line, look in looks.items()]
+        handles = [ends.plot([], [], label=line, **look)[0] for line, look in styles.items()]
         if any(not each.times for each in outcomes):
             handles += ends.plot([], [], label=f"not reached by {until:g}", **_hollow("grey"))
         if any(each.times and not each.everywhere for each in outcomes):
@@ -65,11 +65,10 @@ def draw_against_k(outcomes: Sequence[Outcome], measure: Measure, path: Path) ->
     return path
 
 
-def _look(place: int, one: Outcome) -> dict[str, Any]:
+def _style(look: Look, one: Outcome) -> dict[str, Any]:
     """Return how a line is drawn: dashed where somebody waits."""
     dashes = "-" if one.regime.asynchronous else "--"
-    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    return {"color": colour, "marker": marker, "markersize": 5, "linestyle": dashes}
+    return {"color": look.colour, "marker": look.marker, "markersize": 5, "linestyle": dashes}
 
 
 def _hollow(colour: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +12,14 @@ from numpy.typing import NDArray
 from fedhist.report import figure as fig
 from fedhist.report.clients import clients_of, times_of
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
-from fedhist.store.events import times
+from fedhist.report.marks import attackers, trouble
+from fedhist.store.events import Event, times
 from fedhist.store.history import History
 
 BINS = 60  # most bars of a histogram
 LANES = 40  # most clients of the timeline
+FEW = 3  # methods up to which each has its words
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-EXPECTED = frozenset(("attack", "joined", "returned", "enough nodes", "resumed"))
-"""Events of a run in which nothing went wrong."""
 
 
 def staleness(section: Section) -> Figure:
@@ -30,7 +31,7 @@ def staleness(section: Section) -> Figure:
     edges = np.arange(0.5, most + width + 0.5, width)
     x = (edges[:-1] + edges[1:]) / 2
     alike = _same_arrivals(section)
-    drawn = {"All methods" if len(methods) > 1 else methods[0]: every[methods[0]]} if alike else every
+    drawn = {"All methods" if len(methods) > 1 else methods[0]: every[_with_most_seeds(section)]} if alike else every
     data: list[fig.Plot] = []
     for method, each in drawn.items():
         share, kind = 100 * np.histogram(each, edges)[0] / len(each), "bars" if alike else "steps"
@@ -38,9 +39,12 @@ def staleness(section: Section) -> Figure:
     text = [
         f"{method}: mean {each.mean():.1f} rounds, median {np.median(each):.0f}, nine in ten at most "
         f"{np.quantile(each, 0.9):.0f}, largest {each.max():,}"
-        for method, each in list(drawn.items())[: fig.NAMED]
+        for method, each in drawn.items()
     ]
-    summary = f"Rounds from sending a client its model to counting its upload. {'; '.join(text)}."
+    summary = f"{'; '.join(text)}."
+    if len(drawn) > FEW:
+        means = {method: float(each.mean()) for method, each in drawn.items()}
+        summary = f"The mean is {fig.from_to(means, '{:.1f}')} rounds."
     beyond = max(float((each > edges[-1]).mean()) for each in drawn.values())
     if beyond > 0:
         summary += f" {'' if len(drawn) == 1 else 'Up to '}{100 * beyond:.1f} % lie beyond the right edge."
@@ -52,13 +56,19 @@ def staleness(section: Section) -> Figure:
         summary += f" With all {n:,} clients at work and K = {k} the mean tends to N/K = {n / k:.1f}."
     rows = [[m, f"{each.mean():.1f}", *(f"{q:.0f}" for q in np.quantile(each, QUANTILES))] for m, each in drawn.items()]
     table = Table(["method", "mean", *(f"{100 * q:.0f} % quantile" for q in QUANTILES)], rows)
-    return Figure(summary, data, tables=[table])
+    how = "Staleness is the number of rounds from sending a client its model to counting its upload."
+    return Figure(summary, data, tables=[table], how=how)
 
 
 def _same_arrivals(section: Section) -> bool:
-    """Whether all methods have the same seeds, and the same staleness in each."""
-    first, *others = ({h.seed: h.staleness for h in section.runs[m]} for m in section.methods)
-    return all(own.keys() == first.keys() and all(np.array_equal(own[s], first[s]) for s in own) for own in others)
+    """Whether all methods have the same staleness with each seed; some may have fewer seeds."""
+    first = {h.seed: h.staleness for h in section.runs[_with_most_seeds(section)]}
+    every = [history for method in section.methods for history in section.runs[method]]
+    return all(h.seed in first and np.array_equal(h.staleness, first[h.seed]) for h in every)
+
+
+def _with_most_seeds(section: Section) -> str:
+    return Counter(history.method for history in section.histories).most_common(1)[0][0]
 
 
 def timeline(section: Section) -> Figure | str:
@@ -87,6 +97,7 @@ def timeline(section: Section) -> Figure | str:
         "x": values(end, fig.PRECISE),
         "y": values(y),
         "customdata": values(np.stack([who, rounds + 1, tau, weight], axis=1), fig.PRECISE),
+        "columns": ["client", "round", "staleness", "weight"],
         "hover": hover,
         "marker": {"color": values(tau), "cmax": float(np.quantile(tau, 0.98)) + 1},
     }
@@ -94,14 +105,40 @@ def timeline(section: Section) -> Figure | str:
     some = f"{len(lanes)} of {len(ids)} clients, at even distances"
     summary = (
         f"{some if len(lanes) < len(ids) else f'All {len(ids)} clients'}, fast ones on top, in rounds 1 to {last:,} of "
-        f"{history.method}, seed {history.seed}. A bar is a training, from sending the model to the upload, a dot the "
-        f"upload. The fastest client shown uploads {counted(int(counts[0]), 'time')}, the slowest "
-        f"{counted(int(counts[-1]), 'time')}."
+        f"{history.method}, seed {history.seed}. The fastest client shown uploads "
+        f"{counted(int(counts[0]), 'time')}, the slowest {counted(int(counts[-1]), 'time')}."
     )
+    how = "A bar is a training, from sending the model to the upload, a dot the upload."
+    data: list[fig.Plot] = [work, marks]
+    bad = attackers(history)
+    attacking = np.isin(who, list(bad))
+    if attacking.any():
+        places = np.repeat(attacking, 3)
+        data.insert(1, {"kind": "attacks", "x": values(bars[places], fig.PRECISE), "y": values(heights[places])})
+        how += " Red bars are of attackers."
+    refused = _refused(history, lanes, float(closed[last]))
+    if refused["x"]:
+        data.append(refused)
+        how += " A cross is an upload that was rejected, dropped or failed."
     step = max(1, len(lanes) // 20)
-    ticks = {"tickvals": list(range(0, len(lanes), step)), "ticktext": [str(c) for c in lanes[::step].tolist()]}
+    named = [f"{client} (attacks)" if client in bad else str(client) for client in lanes.tolist()]
+    ticks = {"tickvals": list(range(0, len(lanes), step)), "ticktext": named[::step]}
     time = axis("seconds" if section.deployed else "virtual time")
-    return Figure(summary, [work, marks], {"xaxis": time, "yaxis": ticks, "height": 240 + 9 * len(lanes)})
+    return Figure(summary, data, {"xaxis": time, "yaxis": ticks, "height": 240 + 9 * len(lanes)}, how=how)
+
+
+def _refused(history: History, lanes: NDArray[np.int64], until: float) -> fig.Plot:
+    """Return a cross for each upload of some clients that went wrong before a time."""
+    lane = {client: place for place, client in enumerate(lanes.tolist())}
+    about = [e for e in trouble(history) if isinstance(e.get("client"), int)]
+    found = [e for e in about if e["client"] in lane and e["time"] <= until]
+    text = [f"client {e['client']}, round {e['round']}: {e['event']}, {e.get('reason', '')}"[:160] for e in found]
+    return {
+        "kind": "refused",
+        "x": values([e["time"] for e in found], fig.PRECISE),
+        "y": [lane[e["client"]] for e in found],
+        "text": [fig.literal(each) for each in text],
+    }
 
 
 def _weights_of(history: History) -> Floats | None:
@@ -123,6 +160,7 @@ def weights(section: Section) -> Figure | str:
     if not found:
         return "None of these methods reports its weights."
     data, text, rows = [], [], []
+    freshest, stalest = dict[str, float](), dict[str, float]()
     few = len(found) <= fig.NAMED  # more bands would hide each other
     for method, (tau, relative) in found.items():
         x, y, low, high = _by_staleness(tau, relative)
@@ -131,17 +169,21 @@ def weights(section: Section) -> Figure | str:
         data.append(fig.trace("marked", method, x, y, "%{y:.2f} at τ %{x:.0f}"))
         fresh, stale = relative[tau <= np.quantile(tau, 0.1)].mean(), relative[tau >= np.quantile(tau, 0.9)].mean()
         text.append(f"{method} gives the freshest tenth {fresh:.2f} and the stalest {stale:.2f}")
+        freshest[method], stalest[method] = float(fresh), float(stale)
         places = fig.thinned(len(x), 5)
         rows += [[method, f"{x[i]:.1f}", *(f"{each[i]:.2f}" for each in (y, low, high))] for i in places]
     missing = [method for method in section.methods if method not in found]
     does_not = f" {listed(missing)} {'does' if len(missing) == 1 else 'do'} not report weights."
-    summary = (
-        f"In shares of the round: 1 is the weight of every upload if all count alike. {'; '.join(text[: fig.NAMED])}. "
-        f"Lines are means{', bands hold the middle 80 % of the uploads' if few else ''}.{does_not if missing else ''}"
-    )
+    summary = f"{'; '.join(text)}."
+    if len(found) > FEW:
+        ends = fig.from_to(freshest, "{:.2f}"), fig.from_to(stalest, "{:.2f}")
+        summary = f"The freshest tenth gets {ends[0]}, the stalest tenth {ends[1]}."
+    summary += does_not if missing else ""
+    how = "In shares of the round: 1 is the weight of every upload if all count alike. Lines are means"
+    how += ", bands hold the middle 80 % of the uploads." if few else "."
     x_axis = fig.log_axis("staleness τ (rounds)", np.concatenate([tau for tau, _ in found.values()]))
     table = Table(["method", "staleness", "mean weight", "10 %", "90 %"], rows)
-    return Figure(summary, data, {"xaxis": x_axis}, tables=[table])
+    return Figure(summary, data, {"xaxis": x_axis}, tables=[table], how=how)
 
 
 def _by_staleness(tau: Floats, relative: Floats) -> Floats:
@@ -161,40 +203,58 @@ def _by_staleness(tau: Floats, relative: Floats) -> Floats:
 
 def rejected(section: Section) -> Figure | str:
     """Draw the uploads that did not count, and list what else went wrong."""
-    trouble = [event for history in section.runs for event in history.events if event["event"] not in EXPECTED]
+    wrong = [event for history in section.runs for event in trouble(history)]
     ignored = {m: each for m, each in section.by_method(_ignored).items() if any(map(np.any, each))}
     longest = max(history.rounds for history in section.runs)
     summary, tables = "No upload was rejected, and nothing else went wrong.", []
-    if trouble:
+    if wrong:
         total, kinds = Counter[str](), Counter[tuple[str, str]]()
         # Reasons without their numbers, so that similar ones are counted together.
-        for event in trouble:
+        for event in wrong:
             reason = re.sub(r"\d[\d.]*(e[+-]?\d+)?", "…", str(event.get("reason", "")))[:120]
             total[event["event"]] += times(event)
             kinds[event["event"], reason] += times(event)
         summary = "Events: " + listed(f"{count:,} × {kind}" for kind, count in total.most_common()) + "."
         rows = [[kind, reason, f"{count:,}"] for (kind, reason), count in kinds.most_common(12)]
         tables = [Table(["event", "reason", "times"], rows)]
-    if not trouble and not ignored:
+    if not wrong and not ignored:
         return f"{summary} No method gave an upload the weight 0."
-    data: list[fig.Plot] = []
+    shown: dict[str, tuple[list[fig.Plot], fig.Plot]] = {}
+    if wrong:
+        shown["rejected or failed"] = _events(wrong, total, longest), axis("events")
     if ignored:
-        y_axis = axis("uploads with weight 0 (%)", rangemode="tozero")
-        edges = np.unique(np.linspace(0, longest, min(longest, 30) + 1).astype(int))
-        for method, each in ignored.items():
-            share = 100 * np.mean([_binned(shares, edges) for shares in each], axis=0)
-            data.append(fig.trace("curve", method, np.repeat(edges, 2)[1:-1], np.repeat(share, 2), "%{y:.1f} %"))
+        shown["given no weight"] = _shares(ignored, longest), axis("uploads with weight 0 (%)", rangemode="tozero")
         means = [f"{m} {100 * np.mean([shares.mean() for shares in each]):.1f} %" for m, each in ignored.items()]
         summary += f" Uploads that a method itself gave no weight at all: {listed(means[: fig.NAMED])}."
-    else:
-        y_axis = axis("events")
-        edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
-        for kind in total:
-            # Where events were only counted, it is not known in which rounds they were.
-            rounds = [each["round"] for each in trouble if each["event"] == kind and "times" not in each]
-            counts = np.histogram(rounds, edges)[0]
-            data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
-    return Figure(summary, data, {"yaxis": y_axis}, tables=tables, open_tables=True)
+    data = [trace for traces, _ in shown.values() for trace in traces]
+    views = dict[str, fig.Plot]()
+    for place, (own, y_axis) in enumerate(shown.values()):
+        visible = [{"visible": any(trace is each for each in own)} for trace in data]
+        views[str(place)] = {"data": visible, "layout": {"yaxis": y_axis}}
+    start = [trace | view for trace, view in zip(data, views["0"]["data"], strict=True)]
+    return Figure(summary, start, views["0"]["layout"], {"of uploads": list(shown)}, views, tables, open_tables=True)
+
+
+def _events(wrong: Sequence[Event], total: Iterable[str], longest: int) -> list[fig.Plot]:
+    """Return bars of how many events of each kind there were along the rounds."""
+    edges = np.unique(np.linspace(0, longest + 1, 31).astype(int))
+    data: list[fig.Plot] = []
+    for kind in total:
+        # Where events were only counted, it is not known in which rounds they were.
+        rounds = [each["round"] for each in wrong if each["event"] == kind and "times" not in each]
+        counts = np.histogram(rounds, edges)[0]
+        data.append({"kind": "events", "name": fig.literal(kind), "x": values(edges[:-1]), "y": values(counts)})
+    return data
+
+
+def _shares(ignored: Mapping[str, Sequence[Floats]], longest: int) -> list[fig.Plot]:
+    """Return the share of the uploads that each method gave no weight, along the rounds."""
+    edges = np.unique(np.linspace(0, longest, min(longest, 30) + 1).astype(int))
+    data = []
+    for method, each in ignored.items():
+        share = 100 * np.mean([_binned(shares, edges) for shares in each], axis=0)
+        data.append(fig.trace("curve", method, np.repeat(edges, 2)[1:-1], np.repeat(share, 2), "%{y:.1f} %"))
+    return data
 
 
 def _ignored(history: History) -> Floats | None:

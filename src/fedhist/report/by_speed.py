@@ -15,6 +15,8 @@ from fedhist.store.history import History
 
 STATISTICS = {"mean": "mean", "worst tenth": "worst", "spread": "spread"}
 """What is chosen from, and its name in `Views`."""
+FEW = 3
+"""Methods up to which each has its words."""
 Measured = Mapping[str, Sequence[Mapping[str, Views]]]
 
 
@@ -37,12 +39,11 @@ def _measured(section: Section, found: Measured) -> Figure:
         views[f"{i} 0"] = {"data": _at_the_end(own, found, groups, field), "layout": title | _by_name(groups, pace)}
         for j, group in enumerate(over_rounds, 1):
             views[f"{i} {j}"] = {"data": _over_rounds(own, found, group, field), "layout": title | _BY_ROUND}
-    data = [
-        {"kind": "points", "method": m, "name": fig.literal(m), **views["0 0"]["data"][i]} for i, m in enumerate(found)
-    ]
+    data = views["0 0"]["data"]
     switches = {"of the clients": list(STATISTICS), "against": ["speed", *(f"rounds: {name}" for name in over_rounds)]}
     tables = [_table(own, found, groups)]
-    return Figure(_words(section, found), data, views["0 0"]["layout"], switches, views, tables)
+    how = "Measured on every client's own test data. Means over seeds; spread is the standard deviation over clients."
+    return Figure(_words(section, found), data, views["0 0"]["layout"], switches, views, tables, how=how)
 
 
 _BY_ROUND = {"xaxis": axis("round", tickvals=None, ticktext=None, range=None, autorange=True)}
@@ -65,7 +66,7 @@ def _ends(found: Sequence[Mapping[str, Views]], groups: Sequence[str], field: st
 
 def _at_the_end(own: Measure, found: Measured, groups: Sequence[str], field: str) -> list[fig.Plot]:
     rows = {method: own.scale * _ends(several, groups, field) for method, several in found.items()}
-    return [_patch(own, each["method"], each, "markers") for each in fig.side_by_side(own, rows)]
+    return [fig.profile(own, method, np.arange(len(groups)), each) for method, each in rows.items()]
 
 
 def _over_rounds(own: Measure, found: Measured, group: str, field: str) -> list[fig.Plot]:
@@ -74,30 +75,32 @@ def _over_rounds(own: Measure, found: Measured, group: str, field: str) -> list[
     for method, several in found.items():
         rounds = several[0][group].rounds
         alike = [each[group] for each in several if np.array_equal(each[group].rounds, rounds)]
-        mean, spread = fig.mean_and_spread([own.scale * getattr(each, field) for each in alike])
-        point: fig.Plot = {"x": fig.values(rounds, fig.PRECISE), "y": fig.values(mean)}
-        point |= {"error_y": fig.error_bars(own, mean, spread)}
-        data.append(_patch(own, method, point, "lines+markers"))
+        data.append(fig.profile(own, method, rounds, [own.scale * getattr(each, field) for each in alike]))
     return data
 
 
-def _patch(own: Measure, method: str, point: fig.Plot, mode: str) -> fig.Plot:
-    hover = f"{own.hover('y')}<extra>{fig.literal(method)}</extra>"
-    return {"x": point["x"], "y": point["y"], "error_y": point["error_y"], "mode": mode, "hovertemplate": hover}
-
-
 def _words(section: Section, found: Measured) -> str:
-    own, ends, gaps = section.measure, [], []
-    for method, several in list(found.items())[: fig.NAMED]:
+    own, ends, gaps = section.measure, [], dict[str, float]()
+    for method, several in found.items():
         worst, mean = (float(_ends(several, [EVERYONE], field).mean()) for field in ("worst", "mean"))
         ends.append(f"{own.text(mean)}{own.unit} with {method}, {own.text(worst)}{own.unit} for the worst tenth")
         if all(TIERS[0] in views and TIERS[-1] in views for views in several):
             fast, slow = _ends(several, [TIERS[0], TIERS[-1]], "mean").mean(axis=0)
-            gaps.append(f"for {method} {_gap(own, slow - fast)}")
-    text = f"Measured on every client's own test data. After the last round the mean {own.name} is {'; '.join(ends)}."
+            gaps[method] = float(slow - fast)
+    few = len(ends) <= FEW
+    text = f"After the last round the mean {own.name} is {'; '.join(ends)}." if few else ""
     if gaps:
-        text += f" Compared with the fastest third's, the slowest third's is {listed(gaps)}."
-    return text + " Bars are one standard deviation over seeds; spread is that over clients." + section.note
+        text += f" Compared with the fastest third's, the slowest third's is {_gaps(own, gaps)}."
+    text = text.strip()
+    return text + section.note
+
+
+def _gaps(own: Measure, gaps: Mapping[str, float]) -> str:
+    """Return how much better or worse off slow clients are with each method, or with those at both ends."""
+    order = sorted(gaps, key=gaps.__getitem__)
+    some = list(gaps) if len(gaps) <= FEW else [order[0], order[-1]]
+    text = listed(f"for {method} {_gap(own, gaps[method])}" for method in some)
+    return text if len(gaps) <= FEW else f"{text}, and for the others in between"
 
 
 def _gap(own: Measure, gap: float) -> str:
@@ -132,15 +135,14 @@ def _inferred(section: Section) -> Figure | str:
             "not recorded."
         )
     means = {method: rows.mean(axis=0) for method, rows in found.items()}
-    text = []
-    for method, (fast, _, slow) in list(means.items())[: fig.NAMED]:
-        gap = f"{abs(slow - fast):.1f} points {'higher' if slow > fast else 'lower'}"
-        text.append(f"for {method} {gap if abs(slow - fast) >= 0.05 else 'the same for both'}")
+    gaps = {method: float(slow - fast) / 100 for method, (fast, _, slow) in means.items()}
     summary = (
-        f"What clients would see on data like their own, in thirds by {_pace(section)}. On data like the slowest "
-        f"third's accuracy is, compared with the fastest third's, {listed(text)}."
+        f"On data like the slowest third's accuracy is, compared with that on data like the fastest third's, "
+        f"{_gaps(SHARE, gaps)}."
     )
-    layout = {"xaxis": fig.ticks(TIERS), "yaxis": axis("accuracy on their labels (%)")}
+    how = f"What clients would see on data like their own, in thirds by {_pace(section)}; means over seeds."
+    layout = _by_name(TIERS, _pace(section)) | {"yaxis": axis("accuracy on their labels (%)")}
+    data = [fig.profile(SHARE, method, np.arange(len(TIERS)), rows) for method, rows in found.items()]
     tables = [fig.by_method_table(SHARE, "clients", TIERS, {m: each / 100 for m, each in means.items()})]
     title = "Accuracy by speed of the clients"
-    return Figure(summary, fig.side_by_side(SHARE, found), layout, tables=tables, title=title)
+    return Figure(summary, data, layout, tables=tables, title=title, how=how)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedhist.report import figure as fig
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
+from fedhist.report.marks import attackers
 from fedhist.report.statistics import rank_correlation
 from fedhist.store.history import History
 
@@ -73,7 +74,8 @@ def _client_map(
     for i, history in enumerate(histories):
         fast_first = np.argsort(times_of(history), kind="stable")
         drawn = fast_first[fig.thinned(len(fast_first), most)]
-        names = [str(client) for client in clients_of(history)[drawn].tolist()]
+        bad = attackers(history)
+        names = [f"{c} (attacks)" if c in bad else str(c) for c in clients_of(history)[drawn].tolist()]
         orders, skew = {"speed": np.arange(len(drawn))}, skew_of(history)
         if skew is not None:
             orders["label skew"] = np.argsort(skew[drawn], kind="stable")
@@ -104,17 +106,19 @@ def labels(section: Section) -> Figure | str:
     sizes, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
     by_class = counts.sum(axis=0)
     rare = int(by_class.argmin())
+    how = (
+        "A column is a client, a row a class, and a stronger colour a larger share of the client's examples. A label "
+        "skew of 0 is everyone's mixture, one of 1 has nothing in common with it."
+    )
     summary = (
-        "A column is a client, a row a class, and a stronger colour a larger share of the client's examples. A client "
-        f"holds {np.median(sizes):,.0f} examples (median; {sizes.min():,} to {sizes.max():,}) of {np.median(held):.0f} "
-        f"of the {counts.shape[1]} classes. The median label skew is {np.median(skew):.2f}, where 0 is everyone's "
-        f"mixture and 1 nothing in common with it. The rarest class is {rare}, with "
-        f"{100 * by_class[rare] / max(by_class.sum(), 1):.1f} % of all examples, held by "
-        f"{counted(int((counts[:, rare] > 0).sum()), 'client')}.{_sampled(section.runs[0])}"
+        f"A client holds {np.median(sizes):,.0f} examples (median; {sizes.min():,} to {sizes.max():,}) of "
+        f"{np.median(held):.0f} of the {counts.shape[1]} classes. The median label skew is {np.median(skew):.2f}. "
+        f"The rarest class is {rare}, with {100 * by_class[rare] / max(by_class.sum(), 1):.1f} % of all examples, "
+        f"held by {counted(int((counts[:, rare] > 0).sum()), 'client')}.{_sampled(section.runs[0])}"
     )
     layout = {"yaxis": {"dtick": 1 if counts.shape[1] <= 20 else None}}
     switches = {"sorted by": orders, "seed": [str(history.seed) for history in chosen]}
-    return Figure(summary, [{"kind": "labels"}], layout, switches, views)
+    return Figure(summary, [{"kind": "labels"}], layout, switches, views, how=how)
 
 
 def utility(section: Section) -> Figure | str:
@@ -197,6 +201,9 @@ def boosted(section: Section) -> Figure | str:
     colour = columns.get("utility", np.zeros(len(boost)))
     reach = _reach(colour)
     marker = {"color": values(colour[pick], 3), "cmin": -reach, "cmax": reach, "showscale": "utility" in columns}
+    bad = np.concatenate([np.isin(facts["client"], list(attackers(history))) for history, facts in found])
+    if bad.any():
+        marker["symbol"] = ["x" if each else "circle" for each in bad[pick].tolist()]
     dots = {"kind": "boosts", "y": values(boost[pick]), "text": [hover[i] for i in pick], "marker": marker}
     first = found[0][0]
     pace = "mean time of one training" if "time" in first.about_clients else "time per upload"
@@ -213,12 +220,16 @@ def boosted(section: Section) -> Figure | str:
     summary = (
         f"In {counted(len(found), 'run')} of {first.method}, {counted(int((boost > 0).sum()), 'client')} of "
         f"{len(boost):,} got more weight on average than staleness alone would give them, and "
-        f"{int((boost < 0).sum()):,} less. A weight is (e/2)^-staleness plus λ times the client's utility, and a "
-        "round's weights are scaled to sum to one; so a boost means that utility makes up for staleness more than with "
-        f"others. Rank correlation of the boost with {_correlations(boost, causes)}. The tables name the clients at "
-        f"both ends in seed {first.seed}."
+        f"{int((boost < 0).sum()):,} less. Rank correlation of the boost with {_correlations(boost, causes)}."
     )
-    return Figure(summary, [dots], {}, {"against": against}, views, _ends(*found[0]), open_tables=True)
+    if bad.any():
+        summary += f" Attackers (crosses): {boost[bad].mean():+.2f} on average, others {boost[~bad].mean():+.2f}."
+    how = (
+        "A weight is (e/2)^-staleness plus λ times the client's utility, and a round's weights are scaled to sum to "
+        "one; so a boost means that utility makes up for staleness more than with others. The tables name the clients "
+        f"at both ends in seed {first.seed}."
+    )
+    return Figure(summary, [dots], {}, {"against": against}, views, _ends(*found[0]), how=how)
 
 
 def _hover(history: History, facts: Mapping[str, Floats]) -> list[str]:

@@ -9,30 +9,32 @@ import numpy as np
 from fedhist.report.statistics import half_width
 from fedhist.store.history import History
 
-WORDS = {"rounds": "rounds", "time": "time", "work": "client work"}
+WORDS = {"rounds": "rounds", "time": "time", "work": "client work", "bytes": "MB"}
 """What costs are called at the head of a column."""
+MEGABYTE = 1e6
 FAR = 8
 """How many times as long as the shortest the longest course is on a logarithmic axis."""
 
 
 class Spent(NamedTuple):
-    """What some runs spent until they reached a target: the mean, and half its 95 % interval."""
+    """What some runs spent until they reached a target, bytes in MB: the mean, and half its 95 % interval."""
 
     mean: float
     half: float | None
     """None for a single run."""
 
     def __str__(self) -> str:
-        if self.half is None:
+        if self.half is None or self.half >= self.mean:  # an interval that begins at zero says nothing
             return amount(self.mean)
-        ends = max(self.mean - self.half, 0.0), self.mean + self.half  # nothing takes less than no time
+        ends = self.mean - self.half, self.mean + self.half
         return f"{amount(self.mean)} [{', '.join(amount(end, self.mean) for end in ends)}]"
 
 
 def spent(histories: Iterable[History], target: float | None, axis: str) -> Spent | None:
     """Return what those of some runs that reach a target spend until then; None where none does, or it is not known."""
     costs = [] if target is None else [history.cost_to(target, axis) for history in histories]
-    known = [cost for cost in costs if cost is not None and math.isfinite(cost)]
+    unit = MEGABYTE if axis == "bytes" else 1.0
+    known = [cost / unit for cost in costs if cost is not None and math.isfinite(cost)]
     return Spent(float(np.mean(known)), half_width(known)) if known else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhist.looks import looks
 from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
 from fedhist.report.learning import course_of
@@ -16,16 +17,8 @@ from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-DASHES = ("-", "--", "-.", ":")
 WIDEST_LABEL = 60
 """Characters of a line in a legend."""
-
-
-def look(place: int) -> tuple[str, str]:
-    """Return the colour and the dashes of the method at some place; no two of the first 32 look alike."""
-    return COLOURS[place % len(COLOURS)], DASHES[(place + place // len(COLOURS)) % len(DASHES)]
 
 
 @contextmanager
@@ -98,20 +91,20 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
 
 def _draw(panel: Any, runs: Comparison, measure: Measure, cost: str) -> None:
     """Draw all methods against a cost."""
-    ends = []
-    for i, method in enumerate(runs.methods):
+    ends, drawn = [], looks(runs.methods)
+    for method in runs.methods:
         live = [history for history in runs[method] if not history.diverged]
         diverged = len(runs[method]) - len(live)
         label = f"{method} ({diverged} of {len(runs[method])} diverged)" if diverged else method
         label = textwrap.fill(label, WIDEST_LABEL)
-        evaluated, (colour, dashes) = [history for history in live if history.evaluations], look(i)
+        evaluated, look = [history for history in live if history.evaluations], drawn[method]
         course = course_of(evaluated, measure) if evaluated else None
         at = np.zeros(0) if course is None else course.cost[cost]
         mean = np.zeros(0) if course is None else measure.scale * course.mean
-        panel.plot(at, mean, color=colour, linestyle=dashes, linewidth=2, label=label)
+        panel.plot(at, mean, color=look.colour, linestyle=look.dashes, linewidth=2, label=label)
         if course is not None and course.spread is not None:
             spread = measure.scale * course.spread
-            panel.fill_between(at, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            panel.fill_between(at, mean - spread, mean + spread, color=look.colour, alpha=0.15, linewidth=0)
         ends += at[-1:].tolist()
     if far_apart(ends):
         panel.set_xscale("log")

@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 Plot = dict[str, Any]  # a part of a drawing, by Plotly's names and a few of page.js
 POINTS = 200  # most points of a curve
 PRECISE = 7  # digits of rounds, times and other numbers that may be large and close together
-MOST_METHODS = 12  # in a figure; tables have them all
+MOST_METHODS = 24  # in a figure; tables have them all
 NAMED = 6  # most methods named in a sentence
+DEVIATION = "standard deviation"
 
 
 class Detail(NamedTuple):
@@ -49,6 +50,7 @@ class Figure:
     """A drawing, and a summary of it in words and numbers."""
 
     summary: str
+    """What it shows."""
     data: list[Plot]
     """What all views share."""
     layout: Plot = field(default_factory=dict)
@@ -61,6 +63,8 @@ class Figure:
     """Whether the tables are part of the figure, not a substitute for it."""
     title: str = ""
     """Instead of the usual one."""
+    how: str = ""
+    """How to read it, for those who want to know."""
 
 
 class Section:
@@ -75,6 +79,8 @@ class Section:
         best = self.measure.ranked(final)[:MOST_METHODS]
         self.methods = [method for method in every if method in best]
         """The methods in figures: all, or the best if there are many."""
+        self.best_first = best
+        """The same, in the order of their results."""
         self.note = f" Of {len(every)} methods the best {len(best)} are drawn." if len(best) < len(every) else ""
         self.histories = [history for method in self.methods for history in self.runs[method]]
         self.deployed = any(history.deployed for history in self.histories)
@@ -132,26 +138,14 @@ def cut(name: str, most: int = 28) -> str:
     return literal(name if len(name) <= most else name[: most - 1] + "…")
 
 
-def side_by_side(measure: Measure, found: Mapping[str, NDArray[Any]]) -> list[Plot]:
-    """Return each method's points beside the others', with one standard deviation over seeds.
-
-    Values are as they are shown: those of a share in percent.
-    """
-    data = []
-    step = min(0.12, 0.7 / len(found))
-    for i, (method, rows) in enumerate(found.items()):
-        mean, spread = mean_and_spread(rows)
-        x = np.arange(len(mean)) + (i - (len(found) - 1) / 2) * step
-        data.append(trace("points", method, x, mean, measure.hover("y"), error_y=error_bars(measure, mean, spread)))
-    return data
-
-
-def error_bars(measure: Measure, mean: Floats, spread: Floats | None) -> Plot:
-    """Return bars of one standard deviation that stay between 0 and 100 %."""
+def profile(measure: Measure, method: str, x: ArrayLike, rows: ArrayLike) -> Plot:
+    """Return a method's line through means over seeds, as they are shown; hovering adds the standard deviation."""
+    mean, spread = mean_and_spread(rows)
+    line = trace("marked", method, x, mean, measure.hover("y"))
     if spread is None:
-        return {"visible": False}
-    up, down = (np.minimum(spread, 100 - mean), np.minimum(spread, mean)) if measure.share else (spread, spread)
-    return {"type": "data", "visible": True, "array": values(up, 3), "arrayminus": values(down, 3), "width": 0}
+        return line
+    hover = f"{measure.hover('y').removesuffix(measure.unit)} ± {measure.hover('customdata')}"
+    return line | {"hover": hover, "customdata": values(spread, 3), "columns": [DEVIATION]}
 
 
 def by_method_table(measure: Measure, corner: str, names: Sequence[str], columns: Mapping[str, NDArray[Any]]) -> Table:
@@ -188,6 +182,12 @@ def mean_and_spread(rows: ArrayLike) -> tuple[Floats, Floats | None]:
 def uploads(history: History) -> NDArray[np.bool_]:
     """Return which places of the rounds' tables hold an upload; rounds may close with fewer than K."""
     return history.clients >= 0
+
+
+def from_to(found: Mapping[str, float], form: str) -> str:
+    """Return the least and the largest of some values with the methods that have them."""
+    low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    return f"from {form.format(found[low])} with {low} to {form.format(found[high])} with {high}"
 
 
 def listed(parts: Iterable[str]) -> str:

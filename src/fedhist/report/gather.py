@@ -1,6 +1,8 @@
 """Finds runs in folders and groups those that can be compared, by the settings in each run's own summary."""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +23,11 @@ SIGNS = frozenset(("arrivals.npz", "history.jsonl", "summary.json"))
 """A folder with any of these holds a run, or what is left of one."""
 OWN = frozenset((*options_of(Trial), "loop"))
 """Settings that methods of one comparison may have of their own, if it says so; data are never among them."""
+DEFAULTS = {name: each.default for name, each in options_of(Trial).items()}
 SIZE = ("clients", "k", "rounds", "until")
 """Settings in the title of a group that is the only one of its task."""
+OFF = ("0", "0.0", "None", "False")
+"""Values of parts of a setting that a title leaves out."""
 DERIVED = frozenset(("task", "dataset", "model", "parameters", "bytes_per_upload"))
 """Settings that a title repeats only if nothing else tells two groups apart."""
 WORDS = {
@@ -133,8 +138,17 @@ def gather(folders: Sequence[Path]) -> Gathered:
     alike = _parted(runs, lambda run: frozenset((name, text_of(value)) for name, value in run.setting.items()))
     parts = [part for same in alike for part in _comparable(same, left_out)]
     by_task = _parted((part[0].setting for part in parts), lambda setting: setting["task"])
-    named = {settings[0]["task"]: _distinguishing(settings) for settings in by_task}
-    return Gathered([Group(part, named[part[0].setting["task"]]) for part in parts], left_out)
+    named = {settings[0]["task"]: _told_apart(settings) for settings in by_task}
+    return Gathered([Group(part, named[part[0].setting["task"]](part[0].setting)) for part in parts], left_out)
+
+
+def short_text(value: object) -> str:
+    """Return a setting as a title has it: without the parts of a description that are off."""
+    parts = re.fullmatch(r"(\w+)\((.*)\)", text := text_of(value))
+    if parts is None:
+        return text
+    told = [each for each in parts[2].split(", ") if each.rpartition("=")[2] not in OFF]
+    return f"{parts[1]}({', '.join(told)})" if told else parts[1]
 
 
 def text_of(value: object) -> str:
@@ -255,8 +269,30 @@ def _distinguishing(settings: Sequence[dict[str, Any]]) -> Sequence[str]:
     return short if len({_title(each, short) for each in settings}) == len(settings) else differing
 
 
+def _told_apart(settings: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], Sequence[str]]:
+    """Return what names the settings in a group's title: those that tell it apart, but for usual ones if that will do.
+
+    Usual is what is so by default, or in more than half of the groups.
+    """
+    names = _distinguishing(settings)
+    counts = {name: Counter(text_of(each.get(name)) for each in settings) for name in names}
+
+    def unusual(name: str, value: object) -> bool:
+        default = name in DEFAULTS and text_of(value) == text_of(DEFAULTS[name])
+        return not default and 2 * counts[name][text_of(value)] <= len(settings)
+
+    def changed(setting: dict[str, Any]) -> Sequence[str]:
+        own = [name for name in names if unusual(name, setting.get(name))]
+        return own if any(name in setting for name in own) else names
+
+    titles = [_title(setting, changed(setting)) for setting in settings]
+    return changed if len(settings) > 1 and len({*titles}) == len(titles) else lambda _: names
+
+
 def _title(setting: dict[str, Any], named: Iterable[str]) -> str:
     words = (
-        WORDS.get(n, "{name} = {}").format(text_of(setting[n]), name=n.replace("_", " ")) for n in named if n in setting
+        WORDS.get(n, "{name} = {}").format(short_text(setting[n]), name=n.replace("_", " "))
+        for n in named
+        if n in setting
     )
     return ", ".join((str(setting["task"]), *words))

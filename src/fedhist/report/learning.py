@@ -11,12 +11,13 @@ from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, 
 from fedhist.report.measure import Measure, known, last
 from fedhist.store.history import ACCURACY, AXES, History
 
-MOST_CLASSES = 20  # drawn as points; more become a heat map
+MOST_CLASSES = 20  # with numbers in the cells; with more there is no room
 MOST_METRICS = 12  # to choose from
+MOST_CROSSES = 60  # runs that diverged
 FAR = 30  # how many times as large as the least the largest value is on a logarithmic scale
 SHARE = Measure(ACCURACY, True)
 BYTE_UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB"}
-BANDS = " Lines are means over seeds, bands one standard deviation; time, work and bytes are means over seeds too."
+BANDS = "Lines are means over seeds, bands one standard deviation; time, work and bytes are means over seeds too."
 
 
 class Course(NamedTuple):
@@ -75,9 +76,16 @@ def curves(section: Section) -> Figure | str:
         switches["metric"] = [measure.name for measure in measures]
         views |= {f"* {i}": look for i, look in enumerate(looks)}
     several = any(each.spread is not None for each in courses[0].values())
-    summary = _summary(section, first) + (BANDS if several else "") + section.note
+    ended = _ended(section)
+    how = [BANDS] if several else []
+    how += ["A cross is a run that diverged, at its last evaluation."] if ended else []
+    start += [mark | {"x": marks[first]} for mark, marks in ended]
+    for name in axes:
+        moved[name] += [{"x": values(np.array(marks[name]) / (unit if name == "bytes" else 1))} for _, marks in ended]
+    summary = _summary(section) + section.note
     tables = [_course_table(measure, each, first) for measure, each in zip(measures, courses, strict=True)]
-    return Figure(summary, start, layout, switches, views, tables)
+    title = f"{measures[0].title} over time" if "time" in axes else ""
+    return Figure(summary, start, layout, switches, views, tables, title=title, how=" ".join(how))
 
 
 def _horizontal(section: Section, courses: Courses) -> tuple[dict[str, fig.Plot], float]:
@@ -91,7 +99,7 @@ def _horizontal(section: Section, courses: Courses) -> tuple[dict[str, fig.Plot]
         "work": "time that clients have worked, all together",
         "bytes": f"sent, both ways ({BYTE_UNITS[unit]})",
     }
-    order = ("time", "work", "bytes", "rounds") if differ_in_pace(section.runs) else ("rounds", "time", "work", "bytes")
+    order = ("time", "work", "bytes", "rounds") if differ_in_pace(section.runs) else ("time", "rounds", "work", "bytes")
     found: dict[str, fig.Plot] = {}
     for name in (name for name in order if np.isfinite(ends[name]).any()):
         on_it = np.concatenate([each.cost[name] for each in courses.values()]) / (unit if name == "bytes" else 1.0)
@@ -107,15 +115,15 @@ def _look(section: Section, measure: Measure, courses: Courses) -> fig.Plot:
     vertical = _vertical(measure, means[np.isfinite(means)])
     least = 0.0 if measure.share else np.nanmin(means) / 2 if vertical["type"] == "log" else -np.inf
     data: list[fig.Plot] = []
-    for method, course in courses.items():
-        mean, name = measure.scale * course.mean, fig.literal(method)
-        hover: fig.Plot = {"hovertemplate": f"{measure.hover('y')}<extra>{name}</extra>"}
+    for course in courses.values():
+        mean = measure.scale * course.mean
+        hover: fig.Plot = {"hover": measure.hover("y")}
         if course.spread is not None:
             spread = measure.scale * course.spread
             low, high = np.maximum(mean - spread, least), np.minimum(mean + spread, 100 if measure.share else np.inf)
             data.append({"y": values(np.concatenate([high, low[::-1]]))})
             both = measure.hover("y").removesuffix(measure.unit), measure.hover("customdata")
-            hover = {"hovertemplate": f"{both[0]} ± {both[1]}<extra>{name}</extra>", "customdata": values(spread, 3)}
+            hover = {"hover": f"{both[0]} ± {both[1]}", "customdata": values(spread, 3), "columns": [fig.DEVIATION]}
         data.append({"y": values(mean), **hover})
     target = section.group.target if measure == section.measure else None
     level = values([np.nan if target is None else measure.scale * target])[0]
@@ -131,7 +139,25 @@ def _vertical(measure: Measure, on_it: Floats) -> fig.Plot:
     return fig.log_axis(title, on_it) if falls else axis(title, rangemode="normal", **plain)
 
 
-def _summary(section: Section, axis: str) -> str:
+def _ended(section: Section) -> list[tuple[fig.Plot, dict[str, list[float]]]]:
+    """Return a cross for each run that diverged, where it was evaluated last, and its places by cost."""
+    own = section.measure
+    found: list[tuple[fig.Plot, dict[str, list[float]]]] = []
+    for run in section.group.runs:
+        history = run.history
+        if history.diverged and history.evaluations and len(found) < MOST_CROSSES:
+            end = last(history, own)
+            y = values([np.nan if end is None else own.scale * end])
+            mark = {"kind": "ended", "method": history.method, "name": fig.literal(history.method), "y": y}
+            found.append((mark | {"hover": fig.literal(f"seed {history.seed} diverged")}, _places(history)))
+    return found
+
+
+def _places(history: History) -> dict[str, list[float]]:
+    return {name: [float(history.cost(name)[-1])] for name in AXES}
+
+
+def _summary(section: Section) -> str:
     own = section.measure
     finals = {method: known(last(h, own) for h in section.runs[method]) for method in section.methods}
     ends = {method: float(np.mean(each)) for method, each in finals.items() if each}
@@ -141,24 +167,8 @@ def _summary(section: Section, axis: str) -> str:
     text = "At the end " + listed(f"{method} is at {own.said(ends[method])}" for method in order[: fig.NAMED])
     worse = "lower" if own.higher else "higher"
     text += f"; {len(order) - fig.NAMED} others are {worse}." if len(order) > fig.NAMED else "."
-    return text + _first_to(section, order, axis)
-
-
-def _first_to(section: Section, order: Sequence[str], axis: str) -> str:
-    """Return who is the first to reach the target, by rounds or by time."""
     target = section.group.target
-    if target is None:
-        return ""
-    mark = section.measure.mark(target)
-    reached = {m: [r for h in section.runs[m] if (r := h.cost_to(target, axis)) is not None] for m in order}
-    first = {m: float(np.mean(costs)) for m, costs in reached.items() if len(costs) == len(section.runs[m])}
-    if not first:
-        return f" No method reaches {mark} (dotted line) with all its seeds."
-    quick = min(first, key=first.__getitem__)
-    after = f"after {first[quick]:,.0f} rounds" if axis == "rounds" else f"at the virtual time {amount(first[quick])}"
-    text = f" {quick} is the first to reach {mark} (dotted line), {after}"
-    others = [method for method in order if method not in first]
-    return text + (f"; not all runs of {listed(others[: fig.NAMED])} do." if others else ".")
+    return text if target is None else f"{text} The dotted line is the target, {own.mark(target)}."
 
 
 def _course_table(measure: Measure, courses: Courses, axis: str) -> Table:
@@ -172,33 +182,6 @@ def _course_table(measure: Measure, courses: Courses, axis: str) -> Table:
     return fig.by_method_table(measure, "round" if axis == "rounds" else "virtual time", names, means)
 
 
-def final_by_seed(section: Section) -> Figure | str:
-    """Draw the final value of every run."""
-    if len(section.runs) == 1:
-        return "There is one run."
-    own, data, spreads = section.measure, [], {}
-    methods = section.methods[::-1]
-    for place, method in enumerate(methods):
-        ended = [(h.seed, end) for h in section.runs[method] if (end := last(h, own)) is not None]
-        if ended:
-            seeds, ends = [seed for seed, _ in ended], own.scale * np.array([end for _, end in ended])
-            spreads[method] = float(np.ptp(ends)) / own.scale
-            hover = f"{own.hover('x')}, seed %{{customdata}}"
-            data.append(fig.trace("seeds", method, ends, np.full(len(ends), place), hover, customdata=seeds))
-            data.append(fig.trace("mean", method, [ends.mean()], [place], f"mean {own.hover('x')}"))
-    if not data:
-        return f"The {own.name} after the last round is not known."
-    widest = max(spreads, key=spreads.__getitem__)
-    summary = "One mark for each run, a bar for the mean."
-    if spreads[widest] > 0:
-        apart = own.text(spreads[widest]) + (" points" if own.share else "")
-        summary += f" Seeds differ most with {widest}, by {apart} from the worst to the best."
-    title = fig.literal(f"test {own.name} after the last round" + (" (%)" if own.share else ""))
-    ticks = fig.ticks([fig.cut(method) for method in methods])
-    layout = {"xaxis": axis(title), "yaxis": ticks, "height": 150 + 38 * len(methods)}
-    return Figure(summary + section.note, data, layout)
-
-
 def final_classes(history: History) -> list[float] | None:
     """Return the accuracy on each class after the last round, in percent; None where it was not recorded."""
     each = history.evaluations[-1].per_class if history.evaluations else []
@@ -206,24 +189,45 @@ def final_classes(history: History) -> list[float] | None:
 
 
 def per_class(section: Section) -> Figure | str:
-    """Draw the accuracy on each class after the last round."""
-    found = {method: np.stack(rows) for method, rows in section.by_method(final_classes).items()}
+    """Draw the accuracy on each class after the last round, a row for each method, the best on top."""
+    every = section.by_method(final_classes)
+    found = {method: np.stack(every[method]) for method in section.best_first if method in every}
     if not found:
         return "The accuracy on single classes was not recorded in these runs."
     means = {method: rows.mean(axis=0) for method, rows in found.items()}
-    text = []
-    for method, mean in list(means.items())[: fig.NAMED]:
-        if np.isfinite(mean).any():
-            low, high = int(np.nanargmin(mean)), int(np.nanargmax(mean))
-            text.append(f"{method} is worst on class {low} ({mean[low]:.0f} %) and best on {high} ({mean[high]:.0f} %)")
-    summary = "; ".join(text) + ". Means over seeds after the last round."
-    names = [str(label) for label in range(len(mean))]
+    table = np.stack(list(means.values()))
+    spreads = [fig.mean_and_spread(rows)[1] for rows in found.values()]
+    names = [str(label) for label in range(table.shape[1])]
+    heat: fig.Plot = {"kind": "classes", "x": names, "y": [fig.cut(m) for m in means], "z": values(table, 3)}
+    heat["text"] = [
+        ["" if spread is None or not np.isfinite(spread[i]) else f" ± {spread[i]:.0f}" for i in range(len(names))]
+        for spread in spreads
+    ]
     if len(names) <= MOST_CLASSES:
-        layout = {"xaxis": fig.ticks(names), "yaxis": axis("accuracy on the class (%)", rangemode="tozero")}
-        tables = [fig.by_method_table(SHARE, "class", names, {m: each / 100 for m, each in means.items()})]
-        return Figure(summary, fig.side_by_side(SHARE, found), layout, tables=tables)
-    heat = {"kind": "classes", "y": [fig.cut(method) for method in means], "z": values(list(means.values()), 3)}
-    return Figure(summary, [heat], {"yaxis": {"autorange": "reversed"}, "height": 170 + 34 * len(means)})
+        heat["texttemplate"] = "%{z:.0f}"
+    tables = [fig.by_method_table(SHARE, "class", names, {m: each / 100 for m, each in means.items()})]
+    layout = {"height": 120 + 27 * len(means)}
+    how = "Means over seeds after the last round, in %; the method with the best result is on top."
+    return Figure(_hardest(table, list(means)) + section.note, [heat], layout, tables=tables, how=how)
+
+
+def _hardest(table: Floats, methods: Sequence[str]) -> str:
+    """Return which classes are hardest and easiest, and where methods differ most."""
+    known = np.flatnonzero(np.isfinite(table).all(axis=0))
+    if not len(known):
+        return "Not every class has been tested with every method."
+    classes = table[:, known].mean(axis=0)
+    low, high = known[classes.argmin()], known[classes.argmax()]
+    text = (
+        f"Class {low} is the hardest ({classes.min():.0f} % on average over methods), class {high} the easiest "
+        f"({classes.max():.0f} %)."
+    )
+    apart = known[np.ptp(table[:, known], axis=0).argmax()]
+    worst, best = int(table[:, apart].argmin()), int(table[:, apart].argmax())
+    if len(methods) > 1 and best != worst:
+        ends = f"{table[worst, apart]:.0f} % with {methods[worst]} to {table[best, apart]:.0f} % with {methods[best]}"
+        text += f" Methods differ most on class {apart}, from {ends}."
+    return text
 
 
 def lengths(section: Section) -> Figure | str:
@@ -242,11 +246,9 @@ def lengths(section: Section) -> Figure | str:
         rows += [[method, f"{rounds[i]:,.0f}", f"{before[i]:.3g}", f"{after[i]:.3g}"] for i in places]
     if not data:
         return "None of these runs uses INA, or the lengths of its updates were not recorded."
-    summary = (
-        f"INA multiplies the length of the update {listed(text[: fig.NAMED])}, on average over the run. Thin dotted "
-        "lines are before INA. Each point is the mean over the rounds since the one before it."
-    )
-    return Figure(summary, data, tables=[Table(["method", "round", "before", "after"], rows)])
+    summary = f"INA multiplies the length of the update {listed(text[: fig.NAMED])}, on average over the run."
+    how = "Thin dotted lines are before INA. Each point is the mean over the rounds since the one before it."
+    return Figure(summary, data, tables=[Table(["method", "round", "before", "after"], rows)], how=how)
 
 
 def _mean_lengths(histories: Sequence[History]) -> tuple[Floats, Floats, Floats]:

@@ -1,240 +1,227 @@
-"use strict";
-(() => {
-  const { looks, figures } = JSON.parse(document.getElementById("drawings").textContent);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const hidden = {}; // methods that the reader has hidden, by section
-  const PAPER_WIDTH = 660;
-  let printing = false;
-
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-
-  // Colours such as "@ink" depend on the page's background.
-  const coloured = (value) => {
-    if (typeof value === "string") return value[0] === "@" ? css(value.slice(1)) : value;
-    if (Array.isArray(value)) return value.some((each) => typeof each !== "number") ? value.map(coloured) : value;
-    if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner)]));
-    }
-    return value;
-  };
-
-  const merged = (base, patch) => {
-    const result = { ...base };
-    for (const [key, value] of Object.entries(patch || {})) {
-      const both = value && typeof value === "object" && !Array.isArray(value) && typeof result[key] === "object";
-      result[key] = both ? merged(result[key], value) : value;
-    }
-    return result;
-  };
-
-  // What depends on the switches: keys are choices, "*" stands for any.
-  function chosen(spec) {
-    const places = spec.view.split(" ");
-    const fitting = Object.entries(spec.views)
-      .filter(([key]) => key.split(" ").every((each, i) => each === "*" || each === places[i]))
-      .map(([, patch]) => patch);
-    return {
-      data: spec.data.map((_, i) => fitting.reduce((all, patch) => merged(all, (patch.data || [])[i]), {})),
-      layout: fitting.reduce((all, patch) => merged(all, patch.layout), {}),
-    };
-  }
-
-  // How things look; what they are, in numbers and words, comes with the figures.
-  const DASHES = { "-": "solid", "--": "dash", "-.": "dashdot", ":": "dot" };
-  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star"];
-  const LOW = "#0072B2", HIGH = "#D55E00";
-  const FRESH_TO_STALE = [[0, "#56B4E9"], [0.5, "#CC79A7"], [1, HIGH]];
-  const DIVERGING = [[0, LOW], [0.5, "@paper"], [1, HIGH]];
-  const SEQUENTIAL = [[0, "@paper"], [1, "@strong"]];
-  const bar = (title) => ({ title: { text: title, side: "top" }, thickness: 12 });
-  const lines = { type: "scatter", mode: "lines" };
-  const points = { type: "scatter", mode: "markers" };
-  const TRACES = {
-    curve: lines,
-    band: { ...lines, fill: "toself", line: { width: 0 }, hoverinfo: "skip", showlegend: false },
-    thin: { ...lines, line: { width: 1.2, dash: "dot" }, showlegend: false },
-    steps: { ...lines, line: { shape: "hvh" } },
-    marked: { type: "scatter", mode: "lines+markers", marker: { size: 6 } },
-    points: { ...points, marker: { size: 9 } },
-    seeds: { ...points, marker: { size: 10, opacity: 0.7 }, showlegend: false },
-    mean: { ...points, marker: { symbol: "line-ns-open", size: 22, line: { width: 3 } }, showlegend: false },
-    bars: { type: "bar", marker: { color: "@strong" }, showlegend: false },
-    events: { type: "bar" },
-    classes: {
-      type: "heatmap", zmin: 0, zmax: 100, colorscale: SEQUENTIAL, colorbar: { title: { text: "%" } },
-      hovertemplate: "%{y}, class %{x}: %{z:.0f} %<extra></extra>",
-    },
-    labels: {
-      type: "heatmap", zmin: 0, colorscale: SEQUENTIAL, colorbar: bar("share (%)"),
-      hovertemplate: "client %{x}, class %{y}: %{customdata} examples, %{z:.0f} %<extra></extra>",
-    },
-    utility: {
-      type: "heatmap", colorscale: DIVERGING, colorbar: bar("utility"),
-      hovertemplate: "client %{y}, round %{x}: %{z:.3g}<extra></extra>",
-    },
-    boosts: {
-      ...points, hovertemplate: "%{text}<extra></extra>", showlegend: false,
-      marker: { colorscale: DIVERGING, size: 8, line: { width: 0.8, color: "@muted" }, colorbar: bar("utility") },
-    },
-    work: { ...lines, line: { color: "@muted", width: 3 }, opacity: 0.55, hoverinfo: "skip", showlegend: false },
-    arrivals: {
-      ...points, showlegend: false,
-      marker: { size: 6, colorscale: FRESH_TO_STALE, showscale: true, cmin: 1, colorbar: bar("staleness") },
-    },
-  };
-  const axis = (text, more) => ({ title: { text }, ...more });
-  const FROM_ZERO = { rangemode: "tozero" };
-  const LAYOUTS = {
-    curves: { hovermode: "x unified", height: 440 },
-    classes: { xaxis: axis("class") },
-    tiers: { xaxis: axis("clients", { range: [-0.5, 2.5] }) },
-    lengths: { xaxis: axis("round"), yaxis: axis("length (L2 norm)", FROM_ZERO), hovermode: "x unified" },
-    staleness: { xaxis: axis("staleness τ (rounds)"), yaxis: axis("share of the uploads (%)"), bargap: 0.08 },
-    weights: { yaxis: axis("weight (1 = equal share)", FROM_ZERO) },
-    rejected: { xaxis: axis("round"), barmode: "stack" },
-    boosts: { yaxis: axis("boost (in average uploads)", { zeroline: true, zerolinewidth: 2 }), height: 400 },
-    utility: { xaxis: axis("round"), yaxis: { autorange: "reversed" }, height: 460 },
-    labels: { yaxis: axis("class"), height: 340 },
-    timeline: { yaxis: axis("client, from fast to slow", { autorange: "reversed", zeroline: false }) },
-  };
-  const level = (y) => ({
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "below",
-    line: { color: "@muted", width: 1, dash: "dot" },
+// What the reader does: look, choose, point, save, print.
+// One drawing of a figure after the other; the last one asked for stays.
+function draw(figure) {
+  const plot = figure.querySelector(".plot");
+  const first = !("drawn" in figure.dataset);
+  figure.dataset.drawn = figures[figure.id].view;
+  plot.job = (plot.job || Promise.resolve()).then(async () => {
+    const { height } = await drawInto(plot, figure, page.paper ? PAPER_WIDTH : figure.clientWidth);
+    plot.style.height = `${height}px`;
+    if (first) listen(figure, plot);
   });
+  return plot.job;
+}
 
-  const colourOf = (method) => (looks[method][0] === "#000000" ? "@ink" : looks[method][0]);
+function listen(figure, plot) {
+  plot.on("plotly_hover", ({ points: [point] }) => point && point.data.meta && highlight(figure, point.data.meta));
+  plot.on("plotly_unhover", () => highlight(figure, null));
+  plot.on("plotly_relayout", () => { if (!plot.labelling) label(plot); });
+  plot.addEventListener("mouseover", (event) => {
+    const note = event.target.closest(".annotation");
+    if (note) highlight(figure, plot.labels[Number(note.dataset.index)]);
+  });
+  plot.addEventListener("mouseout", (event) => event.target.closest(".annotation") && highlight(figure, null));
+}
 
-  // A trace as Plotly takes it, from its kind and its method; all traces of a method can be hidden together.
-  function styled({ kind, method, name, hover, ...own }) {
-    const shown = method in looks;
-    const color = shown ? colourOf(method) : undefined;
-    const look = shown ? {
-      meta: method,
-      legendgroup: method,
-      line: { color, dash: DASHES[looks[method][1]], width: 2 },
-      marker: { color, symbol: SYMBOLS[Object.keys(looks).indexOf(method) % SYMBOLS.length] },
-      fillcolor: color === "@ink" ? "@inkband" : `${color}29`,
-    } : {};
-    const words = {};
-    if (name) words.name = name; // as Plotly takes it, where "method" is as it is
-    if (hover) words.hovertemplate = `${hover}<extra>${name || ""}</extra>`;
-    return { ...merged(merged(look, TRACES[kind]), own), ...words };
-  }
-
-  const sectionOf = (node) => node.closest("section.group").id;
-
-  // Plotly makes room for a legend only after it has drawn, which is too late for a printer.
-  function legendHeight(data, width) {
-    const widths = data.filter((trace) => trace.name && trace.showlegend !== false && trace.visible !== false)
-      .map((trace) => 48 + 7 * trace.name.length);
-    if (!widths.length) return 0;
-    const oneLine = widths.reduce((a, b) => a + b) <= width;
-    const columns = Math.max(1, Math.floor(width / Math.max(...widths)));
-    return 21 * (oneLine ? 1 : Math.ceil(widths.length / columns));
-  }
-
-  function drawing(figure) {
-    const spec = figures[figure.id];
-    const view = chosen(spec);
-    const gone = hidden[sectionOf(figure)] || new Set();
-    const data = spec.data.map((trace, i) => {
-      const whole = merged(styled(trace), view.data[i]);
-      for (const part of ["line", "marker", "fillcolor", "colorscale"]) {
-        if (part in whole) whole[part] = coloured(whole[part]);
-      }
-      if (gone.has(whole.meta)) whole.visible = false;
-      return whole;
+// Others fade in all figures of the section; only what is on the screen changes, nothing is drawn again.
+function highlight(node, method) {
+  document.querySelectorAll(`#${sectionOf(node)} figure[data-drawn] .plot`).forEach((plot) => {
+    const there = method && plot.data && plot.data.some((trace) => trace.meta === method && trace.visible !== false);
+    (plot.data || []).forEach((trace) => {
+      plot.querySelectorAll(`.trace${trace.uid}`).forEach((each) => {
+        each.classList.toggle("faded", Boolean(there && trace.meta && trace.meta !== method && trace.opacity !== 0));
+        each.classList.toggle("lit", Boolean(there && trace.meta === method));
+      });
     });
-    const width = printing ? PAPER_WIDTH : figure.clientWidth;
-    const legend = legendHeight(data, width - 80);
-    const axis = { gridcolor: css("grid"), linecolor: css("line"), zerolinecolor: css("line"), automargin: true };
-    const layout = merged({
-      height: 360,
-      margin: { l: 48, r: 12, t: 14 + legend, b: 44 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: css("ink"), family: "system-ui, sans-serif", size: width < 480 ? 11 : 12.5 },
-      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
-      hoverlabel: { bgcolor: css("panel"), bordercolor: css("line"), font: { color: css("ink") } },
-      xaxis: axis,
-      yaxis: axis,
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("muted"), activecolor: css("ink") },
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      showlegend: data.some((trace) => trace.showlegend !== false),
-    }, coloured(merged(LAYOUTS[spec.name] || {}, merged(spec.layout, view.layout))));
-    if (typeof layout.level === "number") layout.shapes = [coloured(level(layout.level))];
-    if (printing) {
-      layout.width = PAPER_WIDTH;
-      layout.height = layout.height > 500 ? 480 : Math.min(layout.height, figure.matches(".wide") ? 265 : 225);
-    }
-    layout.height += Math.max(0, legend - 21); // a long legend takes nothing from the figure
-    return [data, layout, { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] }];
+    plot.querySelectorAll(".annotation").forEach((each) => {
+      const own = (plot.labels || [])[Number(each.dataset.index)];
+      each.classList.toggle("faded", Boolean(there && own && own !== method));
+    });
+  });
+}
+
+const drawn = () => [...document.querySelectorAll("figure[data-drawn]")];
+const open = (figure) => !figure.closest("details.figures:not([open])");
+
+// Those in sight first; the others when there is time, so that printing finds them.
+const seen = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (entry.isIntersecting && !("drawn" in entry.target.dataset)) draw(entry.target);
   }
+}, { rootMargin: "300px" });
+document.querySelectorAll("figure").forEach((figure) => seen.observe(figure));
 
-  function draw(figure) {
-    Plotly.react(figure.querySelector(".plot"), ...drawing(figure));
-    figure.dataset.drawn = figures[figure.id].view;
+const later = window.requestIdleCallback || ((work) => setTimeout(work, 30));
+async function drawRest() {
+  const next = [...document.querySelectorAll("figure:not([data-drawn])")].find(open);
+  if (!next) {
+    await Promise.all(drawn().map((figure) => figure.querySelector(".plot").job));
+    document.documentElement.dataset.ready = "yes";
+    return;
   }
-
-  const drawn = () => document.querySelectorAll("figure[data-drawn]");
-  const open = (figure) => figure.closest("details.figures").open;
-
-  // Those in sight first; the others when there is time, so that printing finds them.
-  const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting && !("drawn" in entry.target.dataset)) draw(entry.target);
-    }
-  }, { rootMargin: "300px" });
-  document.querySelectorAll("figure").forEach((figure) => seen.observe(figure));
-
-  const later = window.requestIdleCallback || ((work) => setTimeout(work, 30));
-  function drawRest() {
-    const next = [...document.querySelectorAll("figure:not([data-drawn])")].find(open);
-    if (!next) {
-      document.documentElement.dataset.ready = "yes";
-      return;
-    }
-    draw(next);
-    later(drawRest);
-  }
+  await draw(next);
   later(drawRest);
-  document.querySelectorAll("details.figures").forEach((box) => box.addEventListener("toggle", () => later(drawRest)));
+}
+later(drawRest);
+document.querySelectorAll("details.figures").forEach((box) => box.addEventListener("toggle", () => later(drawRest)));
 
-  function paintSwatches() {
-    document.querySelectorAll(".swatch").forEach((swatch) => {
-      swatch.style.background = coloured(colourOf(swatch.dataset.method));
-    });
-  }
-  function repaint() {
-    paintSwatches();
-    drawn().forEach(draw);
-  }
-  paintSwatches();
-  dark.addEventListener("change", repaint);
+paintSwatches();
+NIGHT.addEventListener("change", () => drawn().forEach(draw));
+let wide = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== wide) drawn().forEach(draw); // names at the ends of lines need room
+  wide = innerWidth;
+});
 
-  document.querySelectorAll(".switch").forEach((box) => box.addEventListener("change", (event) => {
-    const figure = box.closest("figure");
-    const spec = figures[figure.id];
-    const places = spec.view.split(" ");
-    places[Number(box.dataset.place)] = event.target.value;
-    spec.view = places.join(" ");
-    draw(figure);
-  }));
+document.querySelectorAll(".switch").forEach((box) => box.addEventListener("change", (event) => {
+  const figure = box.closest("figure");
+  const spec = figures[figure.id];
+  const places = spec.view.split(" ");
+  places[Number(box.dataset.place)] = event.target.value;
+  spec.view = places.join(" ");
+  draw(figure);
+}));
 
-  document.querySelectorAll(".methods").forEach((box) => box.addEventListener("change", () => {
+document.querySelectorAll(".methods").forEach((box) => {
+  box.addEventListener("change", () => {
     const section = sectionOf(box);
-    hidden[section] = new Set([...box.querySelectorAll("input:not(:checked)")].map((input) => input.value));
+    page.hidden[section] = new Set([...box.querySelectorAll("input:not(:checked)")].map((input) => input.value));
     document.querySelectorAll(`#${section} figure[data-drawn]`).forEach(draw);
-  }));
+  });
+});
+const nameOf = (node) => node.dataset.method || node.querySelector("input").value;
+document.querySelectorAll(".methods label, tr[data-method]").forEach((node) => {
+  for (const kind of ["mouseenter", "focusin"]) node.addEventListener(kind, () => highlight(node, nameOf(node)));
+  for (const kind of ["mouseleave", "focusout"]) node.addEventListener(kind, () => highlight(node, null));
+});
 
-  addEventListener("beforeprint", () => {
-    printing = true;
-    document.documentElement.classList.add("printing"); // light colours, before the browser has changed to paper
-    document.querySelectorAll("figure").forEach((figure) => open(figure) && draw(figure));
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
+// Numbers as text for a spreadsheet; a text that would be a formula there stays a text.
+const cell = (value) => {
+  if (value === null || value === undefined) return "";
+  const text = String(value);
+  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) && !Number.isFinite(Number(text)) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
+};
+const plain = (text) => new DOMParser().parseFromString(String(text), "text/html").documentElement.textContent;
+
+const SILENT = ["band", "work", "attacks"]; // what says in lines and areas what others say in numbers
+
+// A place on an axis whose places all have names is that name.
+const named = ({ tickvals, ticktext, type } = {}) => {
+  const all = tickvals && ticktext && type !== "log" && tickvals.every((each, i) => each === i);
+  return (value) => (all && value in ticktext ? plain(ticktext[value]) : value);
+};
+
+function numbers(figure) {
+  const { data, layout } = chosen(figures[figure.id]);
+  const usual = LAYOUTS[figures[figure.id].name] || {};
+  const title = (name, other) => plain((layout[name]?.title || usual[name]?.title || {}).text || other);
+  const all = data.filter((trace) => !SILENT.includes(trace.kind) && trace.visible !== false && !isHidden(figure, trace.method));
+  if (all.some((trace) => trace.z)) {
+    const [{ x, y, z }] = all;
+    const columns = x || z[0].map((_, i) => i);
+    return [["", ...columns.map(plain)], ...z.map((row, i) => [y ? plain(y[i]) : i, ...row])];
+  }
+  const extra = [...new Set(all.flatMap((trace) => trace.columns || []))];
+  const several = all.some((trace) => trace.text);
+  const [across, up] = [named(layout.xaxis), named(layout.yaxis)];
+  const rows = all.flatMap((trace) => (trace.x || []).map((x, i) => {
+    const own = (trace.customdata || [])[i];
+    const more = Array.isArray(own) ? own : [own];
+    const by = Object.fromEntries((trace.columns || []).map((name, j) => [name, more[j]]));
+    const words = several ? [trace.text ? plain(trace.text[i].replace(/<br>/g, "; ")) : ""] : [];
+    const who = trace.method ?? plain(trace.name ?? "");
+    return [who, trace.kind, across(x), up(trace.y[i]), ...extra.map((name) => by[name]), ...words];
+  })).filter((row) => row[2] !== null || row[3] !== null);
+  return [["series", "kind", title("xaxis", "x"), title("yaxis", "y"), ...extra, ...(several ? ["about"] : [])], ...rows];
+}
+
+function save(name, content) {
+  const link = document.createElement("a");
+  link.href = content;
+  link.download = name;
+  link.click();
+}
+
+// White paper and a fixed size, whatever the screen is.
+async function picture(figure) {
+  const off = document.createElement("div");
+  off.style.cssText = "position: fixed; left: -5000px; top: 0;";
+  document.body.append(off);
+  page.paper = true;
+  document.documentElement.classList.add("printing");
+  try {
+    const layout = await drawInto(off, figure, PICTURE_WIDTH);
+    await Plotly.relayout(off, {
+      paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff", "margin.t": layout.margin.t + 34, height: layout.height + 34,
+      title: { text: figures[figure.id].title, x: 0.01, xanchor: "left", y: 1, yanchor: "top", pad: { t: 12 }, font: { size: 16 } },
+    });
+    return await Plotly.toImage(off, { format: "png", width: PICTURE_WIDTH, height: layout.height + 34, scale: 2 });
+  } finally {
+    page.paper = false;
     document.documentElement.classList.remove("printing");
-    repaint();
+    Plotly.purge(off);
+    off.remove();
+  }
+}
+
+document.querySelectorAll("[data-save]").forEach((button) => button.addEventListener("click", async () => {
+  const figure = button.closest("figure");
+  const name = `fedhist-${figure.id}.${button.dataset.save}`;
+  if (button.dataset.save === "png") {
+    save(name, await picture(figure));
+    return;
+  }
+  const text = numbers(figure).map((row) => row.map(cell).join(",")).join("\r\n");
+  const url = URL.createObjectURL(new Blob([`\ufeff${text}\r\n`], { type: "text/csv;charset=utf-8" }));
+  save(name, url);
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}));
+
+document.querySelectorAll("[data-copy]").forEach((button) => button.addEventListener("click", () => {
+  const code = button.previousElementSibling;
+  getSelection().selectAllChildren(code);
+  const done = navigator.clipboard ? navigator.clipboard.writeText(code.textContent) : Promise.reject(new Error());
+  done.then(() => { button.textContent = "copied"; }, () => { button.textContent = "selected: press Ctrl+C"; });
+}));
+
+// A cue on tables that are wider than the page.
+const widths = new ResizeObserver((entries) => entries.forEach(({ target }) => cue(target)));
+const cue = (box) => {
+  const more = box.scrollWidth - box.clientWidth - box.scrollLeft > 8;
+  if (more) box.dataset.wider = "";
+  else delete box.dataset.wider;
+};
+document.querySelectorAll(".scroll").forEach((box) => {
+  widths.observe(box);
+  box.addEventListener("scroll", () => cue(box), { passive: true });
+});
+
+// Where the reader is, in the contents.
+const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+const places = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+let asked = false;
+function here() {
+  asked = false;
+  const now = places.filter((place) => place.getClientRects().length && place.getBoundingClientRect().top < 140).pop();
+  links.forEach((link, id) => {
+    if (now && id === now.id) link.setAttribute("aria-current", "location");
+    else link.removeAttribute("aria-current");
+    link.classList.toggle("here", Boolean(now && id === now.id));
   });
-})();
+}
+addEventListener("scroll", () => {
+  if (!asked) requestAnimationFrame(here);
+  asked = true;
+}, { passive: true });
+
+addEventListener("beforeprint", () => {
+  page.paper = true;
+  document.documentElement.classList.add("printing"); // light colours, before the browser has changed to paper
+  document.querySelectorAll("figure").forEach((figure) => open(figure) && draw(figure));
+});
+addEventListener("afterprint", () => {
+  page.paper = false;
+  document.documentElement.classList.remove("printing");
+  drawn().forEach(draw);
+});

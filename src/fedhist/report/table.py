@@ -45,7 +45,7 @@ class Row:
     epsilon: float | None
     """The largest over the seeds; None without a privacy guarantee."""
     costs: Mapping[str, Spent | None]
-    """What the seeds that reached the target spent until then: "time" and client "work"."""
+    """What the seeds that reached the target spent until then: "time", client "work", and "bytes" in MB."""
 
 
 def rows(runs: Comparison, target: float | None) -> list[Row]:
@@ -64,7 +64,7 @@ def _row(method: str, histories: Sequence[History], target: float | None) -> Row
     stale = [history.staleness_between(0, history.rounds)[0] for history in live]
     private = max(known(history.evaluations[-1].epsilon for history in live if history.evaluations), default=None)
     ends = *final, *best, *over(map(worst_clients, live))
-    costs = {axis: spent(live, target, axis) for axis in ("time", "work")}
+    costs = {axis: spent(live, target, axis) for axis in ("time", "work", "bytes")}
     return Row(*runs, measure, *ends, values, mean(reached), len(reached), mean(stale), private, costs)
 
 
@@ -105,7 +105,7 @@ def costs_to(table: Sequence[Row], target: float | None, axes: Sequence[str]) ->
         for row, cell in zip(table, found, strict=True):
             live = row.seeds - row.diverged
             some = f" ({row.reached} of {live} seeds)" if not columns and 0 < row.reached < live else ""
-            missing = "not reached" if live and not row.reached else UNKNOWN
+            missing = "not reached" if live and not row.reached and not columns else UNKNOWN
             cells.append(missing if cell is None else cell + some)
         columns.append((head, cells))
     return columns

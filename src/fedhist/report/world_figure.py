@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhist.looks import Look, looks
 from fedhist.report.cost import amount, far_apart
-from fedhist.report.curves import look, picture
+from fedhist.report.curves import picture
 from fedhist.report.figure import thinned
 from fedhist.report.world import Course, World
 from fedhist.world.fleet import Fleet
@@ -67,6 +68,11 @@ def _label(world: World, course: Course) -> str:
     return mean if course.little is None else f"{mean}, {_law(world, course)} {amount(course.little)}"
 
 
+def _colours(world: World) -> dict[str, Look]:
+    """Return how each way to close rounds looks, in all parts of the picture."""
+    return looks(course.name for course in world.courses)
+
+
 def _law(world: World, course: Course) -> str:
     """Return what Little's law divides by K: all clients, or those at work at a time."""
     return "N/K" if course.busy == len(world.means) else "C/K"
@@ -77,9 +83,9 @@ def _draw_timelines(figure: Any, world: World, courses: Sequence[Course]) -> Non
     lanes = world.order[thinned(len(world.order), LANES)]
     end = _window(world, courses, lanes)
     grid = figure.subplots(1, len(courses), sharex=True, sharey=True, squeeze=False)[0]
-    drawn: dict[str, Any] = {}
-    for place, (axes, course) in enumerate(zip(grid, courses, strict=True)):
-        colour = look(place)[0]
+    drawn, colours = dict[str, Any](), _colours(world)
+    for axes, course in zip(grid, courses, strict=True):
+        colour = colours[course.name].colour
         drawn = _draw_bars(axes, course, lanes, end, colour) | drawn
         if away := list(_absences(world.fleet, lanes, end)):
             drawn["away"] = _boxes(axes, *np.array(away).T, height=1.0, color=AWAY, zorder=3)
@@ -157,9 +163,10 @@ def _draw_ridges(
     log = far_apart([low, high])
     edges = _edges(low, high, log, whole)
     sides = np.log(edges) if log else edges
+    colours = _colours(world)
     for place, (course, each) in enumerate(zip(courses, values, strict=True)):
         density = np.histogram(each.clip(low), edges)[0] / np.diff(sides)
-        colour, base = look(place)[0], place + 0.35
+        colour, base = colours[course.name].colour, place + 0.35
         heights = base - 0.75 * np.repeat(density / density.max(), 2)
         axes.fill_between(np.repeat(edges, 2)[1:-1], base, heights, color=colour, alpha=0.45, linewidth=0)
         axes.axhline(base, color=colour, linewidth=0.8)
@@ -199,7 +206,9 @@ def _draw_labels(axes: Any, world: World, courses: Sequence[Course]) -> None:
         if course.labels is not None:
             offset = DODGE * ((i + 0.5) / len(courses) - 0.5)
             size = 5 if len(places) <= 20 else 2
-            axes.plot(places + offset, 100 * course.labels, "o", color=look(i)[0], markersize=size)
+            axes.plot(
+                places + offset, 100 * course.labels, "o", color=_colours(world)[course.name].colour, markersize=size
+            )
     axes.set(title="share of each label in the uploads", xlabel="label", ylabel="%")
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     axes.legend(frameon=False, fontsize=8, loc="upper right")

@@ -1,0 +1,114 @@
+"""What runs show, in a sentence or two: who ends best, whether that may be chance, and who is first at the target."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedhist.report.cost import amount
+from fedhist.report.figure import NAMED, counted, listed
+from fedhist.report.final import ends_of, ranked, test
+from fedhist.report.gather import Gathered, Group
+from fedhist.report.statistics import holm
+from fedhist.store.recording import in_units
+
+LEVEL = 0.05
+"""Below which p, corrected for the number of methods, two methods are told apart."""
+FEW = 3
+"""Most methods named in a clause."""
+
+
+def verdict(group: Group) -> str:
+    """Return what the runs of one setting show."""
+    ends, own = ends_of(group), group.measure
+    order = [method for method in ranked(group) if method in ends]
+    if not order:
+        return f"The {own.name} at the end is not known." if len(group.comparison) else "All runs diverged."
+    best, *others = order
+    values = list(ends[best].values())
+    at = own.said(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+    if not others:
+        text = f"{best} ends at {at}."
+    else:
+        second = own.said(float(np.mean([*ends[others[0]].values()])))
+        text = f"{best} ends {own.best_word}, at {at}, before {others[0]} with {second}{_sure(group, best, others)}."
+    return f"{text} {first_at_target(group)}".rstrip()
+
+
+def _sure(group: Group, best: str, others: Sequence[str]) -> str:
+    """Return which of the other methods are not told apart from the best."""
+    ends = ends_of(group)
+    tests = {method: test(group.measure, ends[best], ends[method]) for method in others}
+    known = {method: each for method, each in tests.items() if each is not None}
+    if not known:
+        return "; one seed in common cannot say whether that is chance"
+    corrected = dict(zip(known, holm([each.p for each in known.values()]), strict=True))
+    level = [method for method in others if method in known and corrected[method] >= LEVEL]
+    least, most = min(each.pairs for each in known.values()), max(each.pairs for each in known.values())
+    seeds = counted(most, "seed") if least == most else f"{least} to {most} seeds"
+    if not level:
+        whom = others[0] if len(others) == 1 else f"all {len(others)} others"
+        return f"; over {seeds} the difference from {whom} is significant (p < {LEVEL:g})"
+    if len(level) == len(others):
+        whom = "the difference is not" if len(others) == 1 else "no difference from the others is"
+        return f"; over {seeds} {whom} significant"
+    if len(level) <= FEW:
+        return f"; over {seeds} the difference from {listed(level)} is not significant"
+    return f"; over {seeds} the differences from {len(level)} of {len(others)} others are not significant"
+
+
+def first_at_target(group: Group) -> str:
+    """Return who reaches the target first, with what time and traffic; nothing where there is no target."""
+    if group.target is None:
+        return ""
+    runs, mark = group.comparison, group.measure.mark(group.target)
+    evaluated = [method for method in runs.methods if any(history.evaluations for history in runs[method])]
+    if not evaluated:
+        return ""
+    costs = {
+        axis: {m: [h.cost_to(group.target, axis) for h in runs[m] if h.evaluations] for m in evaluated}
+        for axis in ("time", "bytes", "rounds")
+    }
+    complete = {m: each for m, each in costs["time"].items() if None not in each}
+    if not complete:
+        return f"No method reaches {mark} with all its seeds."
+    first = min(complete, key=lambda method: float(np.mean([cost or 0.0 for cost in complete[method]])))
+
+    def mean(axis: str) -> float:
+        return float(np.mean([np.nan if cost is None else cost for cost in costs[axis][first]]))
+
+    spent = [f"{mean('rounds'):,.0f} rounds"] if np.isfinite(mean("rounds")) else []
+    spent += [in_units(mean("bytes"))] if np.isfinite(mean("bytes")) else []
+    unit = " s" if any(history.deployed for history in runs[first]) else ""
+    when = f"time {amount(mean('time'))}{unit}" + (f" ({', '.join(spent)})" if spent else "")
+    who = f"{first} is the first to reach" if len(complete) > 1 else f"Only {first} reaches"
+    if len(evaluated) == 1:
+        who = "It reaches"
+    return f"{who} {mark}, at {when}."
+
+
+def lead(found: Gathered) -> str:
+    """Return the whole report in a sentence or two."""
+    if len(found.groups) == 1:
+        return verdict(found.groups[0])
+    winners = Counter(ranked(group)[0] for group in found.groups if ends_of(group))
+    settings = len(found.groups)
+    if not winners:
+        return f"Runs under {settings} settings, none of which has a result."
+    if len(found.methods) == 1:
+        return f"{found.methods[0]} under {settings} settings, each on its own; the table has where it ends."
+    (first, count), *others = winners.most_common()
+    if count == settings:
+        return f"{first} ends best under all {settings} settings."
+    parts = [f"{method} under {count}" for method, count in others[:NAMED]]
+    parts += ["others under the rest"] if len(others) > NAMED else []
+    text = f"{first} ends best under {count} of {settings} settings, each compared on its own"
+    return f"{text}; {listed(parts)}." if parts else f"{text}."
+
+
+def made_of(found: Gathered) -> str:
+    """Return how many runs of what there are."""
+    text = f"{counted(len(found.runs), 'run')} of {counted(len(found.methods), 'method')}"
+    text += f" under {len(found.groups)} different settings" if len(found.groups) > 1 else ""
+    diverged = sum(run.history.diverged for run in found.runs)
+    return f"{text}, {diverged:,} of which diverged." if diverged else f"{text}."
