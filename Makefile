@@ -44,7 +44,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 	@echo "The site is in build/site/index.html."
 
 $(CORE): pyproject.toml constraints.txt
