@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 import reference
+from cards import cards
 from order import ORDER
 from sphinx.application import Sphinx
 
@@ -66,6 +67,7 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
     text = source[0]
     for marker, make in reference.PARTS.items():
         text = text.replace(f"\n{marker}\n", f"\n{make()}\n") if f"\n{marker}\n" in text else text
+    text = text.replace("\n<!-- cards -->\n", f"\n{cards()}\n")
     text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.M)
     source[0] = relinked(text, origin, page) + order_of(name)
 
