@@ -39,6 +39,8 @@ NEEDS = {
     "README.md": ["flwr"],
     "watch.md": ["tensorboard"],
     "flower.md": ["flwr"],
+    "own-data.md": ["jinja2", "plotly"],
+    "to-flower.md": ["flwr"],
     "privacy.md": ["flwr", "dp_accounting"],
 }
 NOT_RUN = "# not run:"
