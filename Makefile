@@ -46,7 +46,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 	@echo "The site is in build/site/index.html."
 
 # Interrupted on the way, each of these begins anew, with what pip has downloaded by then. On a terminal pip shows bars.

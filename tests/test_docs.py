@@ -36,11 +36,13 @@ from fedhist.world.coupling import COUPLINGS
 from fedhist.world.speeds import SOURCES, SPEEDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 NEEDS = {
     "README.md": ["flwr"],
     "watch.md": ["tensorboard"],
     "flower.md": ["flwr"],
+    "own-data.md": ["jinja2", "plotly"],
+    "to-flower.md": ["flwr"],
     "privacy.md": ["flwr", "dp_accounting"],
 }
 NOT_RUN = "# not run:"
@@ -93,7 +95,7 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_page_with_code_is_forgotten() -> None:
-    assert {"README.md", "choose.md", "concepts.md", "flower.md", "interruptions.md", "privacy.md", "quickstart.md"} < {
+    assert {"README.md", "choose.md", "concepts.md", "flower.md", "interruptions.md", "privacy.md", "first-run.md"} < {
         page.name for page in WITH_CODE
     }
     for page in PAGES:

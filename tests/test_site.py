@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 import importlib.util
-import os
+import inspect
 import re
 import subprocess
 import sys
@@ -13,16 +13,22 @@ from pathlib import Path
 import pytest
 
 import fedhist
-from fedhist.clients.local import LocalSGD
+from fedhist.command import cli
 from fedhist.command.settings import all_options
 from fedhist.simulation.methods import DEFENCES, METHODS
-from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.speeds import SPEEDS
 from tests.report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parent.parent
-MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if importlib.util.find_spec(name) is None]
+MISSING = [
+    name
+    for name in ("sphinx", "myst_parser", "sphinx_design", "sphinx_copybutton", "pydata_sphinx_theme", "flwr")
+    if importlib.util.find_spec(name) is None
+]
+COMMANDS = [
+    each.name or each.callback.__name__ for each in cli.app.registered_commands if not each.hidden and each.callback
+]
 
 pytestmark = pytest.mark.xdist_group("site")  # one process makes what these tests look at
 
@@ -34,12 +40,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"{', '.join(MISSING)}: not installed; pip install 'fedhist[docs]'")
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         check=False,
     )
     assert built.returncode == 0, built.stderr
@@ -47,9 +52,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_there(site: Path) -> None:
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"changelog", "contributing"}
-    assert pages <= {page.stem for page in site.glob("*.html")}
-    assert (site / "examples" / "index.html").exists() and (site / "examples" / "flower" / "index.html").exists()
+    docs = ROOT / "docs"
+    pages = {page.relative_to(docs).with_suffix("") for page in docs.rglob("*.md")}
+    assert pages <= {page.relative_to(site).with_suffix("") for page in site.rglob("*.html")}
+    for page, text in [
+        ("changelog", "0.1.0"),
+        ("examples/index", "custom_strategy.py"),
+        ("examples/flower", "SuperNode"),
+    ]:
+        assert text in (site / f"{page}.html").read_text(), "the page itself, not the line that links to it"
 
 
 def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
@@ -63,31 +74,58 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_site_opens_from_files(site: Path) -> None:
     with Browser() as browser:
-        browser.call("Page.navigate", url=f"{(site / 'index.html').as_uri()}?q=staleness")
-        browser.wait("/[1-9].* matching/.test(document.querySelector('.md-search-result__meta')?.innerText)")
+        browser.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q=staleness")
+        browser.wait("document.querySelectorAll('#search-results li a').length > 5")
         browser.size(400, 800)
-        for page in sorted(site.rglob("*.html")):
-            if page.name != "404.html":
-                browser.call("Page.navigate", url=page.as_uri())
-                browser.wait(f"location.href === '{page.as_uri()}' && document.readyState === 'complete'")
-                assert browser.evaluate("document.documentElement.scrollWidth") == 400, f"{page.name} is too wide"
+        for page in sorted(page for page in site.rglob("*.html") if "_static" not in page.parts):
+            browser.call("Page.navigate", url=page.as_uri())
+            browser.wait(f"location.href === '{page.as_uri()}' && document.readyState === 'complete'")
+            assert browser.evaluate("document.documentElement.scrollWidth") == 400, f"{page.name} is too wide"
         assert not browser.complaints
         assert not [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))]
 
 
-def test_site_lists_every_setting_option_and_public_name(site: Path) -> None:
-    configuration, api = (site / "configuration.html").read_text(), (site / "api.html").read_text()
+def documented() -> dict[str, list[str]]:
+    """Return the names that each page of the reference describes."""
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    return {page.stem: re.findall(r"^\.\. auto\w+:: ([\w.]+)$", page.read_text(), flags=re.M) for page in pages}
+
+
+def test_every_public_name_is_on_exactly_one_page() -> None:
+    names = sorted(name for page in documented().values() for name in page)
+    network = {"ClientSide", "KAsync", "load", "privatise", "received", "reply"}
+    assert names == sorted(
+        [f"fedhist.{name}" for name in fedhist.__all__] + [f"fedhist.flower.{name}" for name in network]
+    )
+
+
+def test_site_describes_every_public_name(site: Path) -> None:
+    for page, names in documented().items():
+        text = (site / "reference" / f"{page}.html").read_text()
+        for name in names:
+            assert f'id="{name}"' in text, name
+            assert inspect.getdoc(_named(name)), name
+    run, flower = ((site / "reference" / f"{page}.html").read_text() for page in ("run", "flower"))
+    for name in inspect.signature(fedhist.simulate).parameters:
+        assert f'<span class="pre">{name}</span>' in run, name
+    for name in ("KAsync.start", "KAsync.history", "ClientSide.finish"):
+        assert f'id="fedhist.flower.{name}"' in flower, name
+    assert " object at 0x" not in run + flower and "&lt;function" not in run + flower
+
+
+def _named(name: str) -> object:
+    module, _, own = name.rpartition(".")
+    return getattr(importlib.import_module(module), own)
+
+
+def test_site_lists_every_setting_and_command(site: Path) -> None:
+    configuration = (site / "configuration.html").read_text()
     for name in [*all_options(), *METHODS, *SPEEDS, *DEFENCES, *ATTACKS]:
-        assert f"<code>{name}</code>" in configuration, name
-    for name in fedhist.__all__:
-        assert f'id="fedhist.{name}"' in api, name
-    for name in ("KAsync", "KAsync.start", "KAsync.history", "load", "reply", "received", "privatise"):
-        assert f'id="fedhist.flower.{name}"' in api, name
-    options = [field.name for field in dataclasses.fields(Trial) if field.init]
-    options += [field.name for field in dataclasses.fields(LocalSGD)]
-    for name in [*options, "device", "trainer", "engine", "on_round", "checkpoint", "checkpoint_every", "seeds"]:
-        assert f"<code>{name}</code>" in api, name
-    assert "<!-- made from" not in configuration + api
+        assert f'<span class="pre">{name}</span>' in configuration, name
+    commands = (site / "reference" / "commands.html").read_text()
+    for name in COMMANDS:
+        assert f'id="fedhist-{name}"' in commands, name
+    assert "made from the code" not in configuration + commands.partition("<h1>")[2]
 
 
 def test_reference_is_complete_without_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +135,10 @@ def test_reference_is_complete_without_the_site(monkeypatch: pytest.MonkeyPatch)
     for name in all_options():
         assert f"| `{name}` | `--{name.replace('_', '-')}` |" in reference.settings(), name
     assert "| `lr` | `--lr` | what suits the data set |" in reference.settings()
-    assert '| `speeds` | `"lognormal"` | How long clients take' in reference.fields_of(Trial)
     assert "| `alpha` | `0.1` | `α` in Eq. 7" in reference.methods()
     assert "| `nan` | `0.0` | One value is NaN. |" in reference.faults()
-    pages = [*ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]
+    assert "fedhist replay [OPTIONS] FOLDER" in reference.commands()
+    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"]
     markers = {marker for page in pages for marker in re.findall(r"<!-- made from the code: \w+ -->", page.read_text())}
     assert markers == set(reference.PARTS)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fedhist
-from fedhist.clients.local import LocalSGD
+import click
+from typer.main import get_command
+
+from fedhist.command import cli
 from fedhist.command.settings import all_options
-from fedhist.options import options_of
 from fedhist.simulation.methods import DEFENCES, METHODS
-from fedhist.simulation.trial import Trial
 from fedhist.world.attacks import ATTACKS
 from fedhist.world.availability import AVAILABILITIES
 from fedhist.world.closing import CLOSINGS
@@ -49,17 +49,6 @@ def settings() -> str:
         panels.setdefault(each.panel, []).append(row)
     head = ["in a file", "flag", "default", "meaning"]
     return "\n".join(f"### {panel}\n\n{table(head, rows)}" for panel, rows in panels.items())
-
-
-def fields_of(kind: type) -> str:
-    """Return the options that a dataclass declares, such as a trial's, which simulate() and compare() take as well."""
-    own = {each.field: each for each in options_of(kind).values() if each.part is None}
-    rows = [[f"`{name}`", value(each.default, each.default_text), each.help] for name, each in own.items()]
-    return table(["option", "default", "meaning"], rows)
-
-
-DECLARING = {"Trial": Trial, "LocalSGD": LocalSGD}
-"""Classes whose docstrings list their options only once they are imported."""
 
 
 def options(make: Callable[..., Any]) -> list[list[str]]:
@@ -163,84 +152,40 @@ def faults() -> str:
     return table(["option", "default", "meaning"], options(Faults))
 
 
-FIRST = {
-    "Run": ["simulate", "compare", "simulate_many", "tune", "Trial", "Arm", "Local", "Tuned"],
-    "Strategies": ["Strategy", "Arrivals"],
-    "Results": ["History", "Evaluation", "Comparison"],
-}
-"""Names that come first; the others follow by the module that defines them."""
-TITLES = {
-    "strategies.robust": "Defences",
-    "strategies": "Strategies",
-    "simulation.methods": "Strategies",
-    "simulation.arms": "Run",
-    "clients.objectives": "Objectives",
-    "clients.local": "Run",
-    "data": "Data",
-    "world.speeds": "Speeds",
-    "world.devices": "Speeds",
-    "world.network": "Network",
-    "world.availability": "Availability",
-    "world.coupling": "Coupling",
-    "world.closing": "Rounds",
-    "world.clock": "Schedules",
-    "world.clocks": "Schedules",
-    "world.schedule": "Schedules",
-    "world.arrival_log": "Schedules",
-    "world.faults": "Faults",
-    "world.attacks": "Attacks",
-    "store.recording": "Recordings and replays",
-    "simulation.replay": "Recordings and replays",
-    "errors": "Errors",
-}
-"""The group of a public name, by the module that defines it."""
-WITH_METHODS = {"Strategy", "History", "Comparison", "Task", "Schedule", "Recording", "Replay", "Tuned"}
-"""Classes whose methods are listed too."""
-WITH_OPTIONS = {"simulate", "compare", "tune", "Trial"}
-"""Names whose arguments are known only when the code runs."""
-NETWORK = ["KAsync", "KAsync.start", "source.NetworkOptions", "load", "reply", "received", "privatise", "ClientSide"]
-"""The names of `fedhist.flower`, and the options that `KAsync` inherits."""
-
-
-def signature(name: str) -> str:
-    """Return how a public name is called, one argument a line."""
-    lines, starred = [], False
-    for each in inspect.signature(getattr(fedhist, name)).parameters.values():
-        if each.kind is each.KEYWORD_ONLY and not starred:
-            lines.append("*")
-            starred = True
-        lines.append(each.name if each.default is each.empty else f"{each.name}={each.default!r}")
-    return f"```python\n{name}(\n" + "".join(f"    {line},\n" for line in lines) + ")\n```\n"
-
-
-def directive(name: str) -> str:
-    """Return what lets mkdocstrings describe a name."""
-    own = name.rpartition(".")[2]
-    options = {
-        **({"members": None, "filters": ["!^_"]} if own in WITH_METHODS else {}),
-        **({"show_signature": False} if own in (*WITH_OPTIONS, "KAsync", "NetworkOptions") else {}),
-        **({"members": ["history"]} if own == "KAsync" else {}),
-    }
-    return f"::: fedhist.{name}\n" + (f"    options: {json.dumps(options)}\n" if options else "")
-
-
-def api() -> str:
-    """Return a part for each public name: directives for mkdocstrings, and what only running code knows."""
-    groups: dict[str, list[str]] = {title: list(FIRST.get(title, ())) for title in (*FIRST, *TITLES.values())}
-    for name in fedhist.__all__:
-        if not any(name in names for names in groups.values()):
-            home = getattr(fedhist, name).__module__.removeprefix("fedhist.")
-            title = next(title for module, title in TITLES.items() if f"{home}.".startswith(f"{module}."))
-            groups[title].append(name)
+def commands() -> str:
+    """Return every command with its arguments and flags; settings that commands share are named together."""
+    app = get_command(cli.app)
+    assert isinstance(app, click.Group)
+    shared = {f"--{name.replace('_', '-')}" for name in all_options()}
     parts = []
-    for title, names in groups.items():
-        parts.append(f"## {title}\n")
-        for name in names:
-            parts += [directive(name), *([signature(name)] if name in WITH_OPTIONS else [])]
-            if name in DECLARING:
-                parts.append(fields_of(DECLARING[name]))
-    parts += ["## On a network\n", *(directive(f"flower.{name}") for name in NETWORK)]
+    for name, command in app.commands.items():
+        if command.hidden:
+            continue
+        arguments = [each for each in command.params if isinstance(each, click.Argument)]
+        flags = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        own = [each for each in flags if not shared.intersection(each.opts)]
+        rows = [[f"`{each.human_readable_name}`", "", getattr(each, "help", "") or ""] for each in arguments]
+        rows += [[f"`{'`, `'.join(each.opts)}`", shown(each.default), each.help or ""] for each in own]
+        usage = " ".join(["fedhist", name, *(["[OPTIONS]"] if flags else []), *map(placeholder, arguments)])
+        taken = [f"`{flag}`" for each in flags for flag in each.opts if flag in shared]
+        parts.append(f"## fedhist {name}\n\n{command.help or ''}\n\n```text\n{usage}\n```\n")
+        parts += [table(["argument or flag", "default", "meaning"], rows)] if rows else []
+        if taken:
+            parts.append(f"Settings ([all of them](../configuration.md#settings)): {', '.join(taken)}.\n")
     return "\n".join(parts)
+
+
+def placeholder(argument: click.Argument) -> str:
+    """Return how a usage line shows an argument."""
+    name = argument.human_readable_name.upper() + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def shown(default: Any) -> str:
+    """Return the default of a flag, and nothing where there is none to speak of."""
+    if default in (None, False, (), []) or callable(default):
+        return ""
+    return f"`{default:.3g}`" if isinstance(default, float) else f"`{default}`"
 
 
 def examples() -> str:
@@ -262,7 +207,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         faults,
         attacks,
         defences,
-        api,
+        commands,
         examples,
     )
 }

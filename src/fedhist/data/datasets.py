@@ -339,7 +339,7 @@ def load_task(
         Hold back a tenth of the training data, always the same, and test on that, to choose settings without
         using the test set. Of data that come divided, the last fifth of each client's training part is held back.
     data_dir
-        Folder in torchvision's layout; see :func:`data_folders` for the default.
+        Folder in torchvision's layout; ``fedhist datasets`` shows those that are looked at by default.
     progress
         Called during downloads with a file's name, the bytes so far and the total.
     """

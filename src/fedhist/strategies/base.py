@@ -49,7 +49,7 @@ class Strategy(nn.Module):
     last_seen: Tensor | None = None
     """What may be kept of the last round's uploads, ``(K, P)``, where :attr:`bounds_uploads` holds."""
     mail: Tensor
-    """``(P,)``: what clients are sent along with the model, where their objective has ``uses_mail``; a buffer."""
+    """What clients are sent along with the model, ``(P,)``, where their objective has ``uses_mail``; a buffer."""
     run_seed: int | None = None
     """The seed of the simulation; None in a deployment."""
     normalise: bool = True
