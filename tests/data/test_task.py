@@ -190,7 +190,7 @@ class Odd(nn.Module):
         ({"y_test": -torch.ones(12).long()}, "y_test must hold class numbers ≥ 0"),
         ({"clients": []}, "clients must be a list with one list of example indices for each client."),
         ({"clients": 8}, "clients must be a list with one list of example indices for each client."),
-        ({"model": "lenet"}, "model must be an nn.Module or a function that builds one, got str."),
+        ({"model": 3}, "model must be an nn.Module, a function that builds one or a name, got int."),
         ({"x_test": torch.randn(12, 7)}, "model Linear does not fit x_test, of shape (7,) and type torch.float32: "),
         (
             {"x": torch.ones(12, 4, dtype=torch.uint8)},

@@ -96,7 +96,7 @@ class Task:
             self.about["model"] = model
             model = model_for(model, x, y, loss)
         fits = isinstance(model, nn.Module) or callable(model)
-        require(fits, f"model must be an nn.Module or a function that builds one, got {type(model).__name__}.")
+        require(fits, f"model must be an nn.Module, a function that builds one or a name, got {type(model).__name__}.")
         self.name, self.model = name, model
         self.lr = None if lr is None else rate("lr", lr)
         probe = self.build(seed=0)
