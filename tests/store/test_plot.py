@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from matplotlib import pyplot as plt
 
 import fedhist as fh
-from fedhist.store.plot import apart, looks
+from fedhist.looks import looks
+from fedhist.store.plot import apart
 from tests.report.fake import diverged, fake_history, measured_in
 
 mpl.use("Agg")

@@ -24,19 +24,13 @@ WIDEST_LABEL = 60
 @contextmanager
 def picture(path: Path, size: tuple[float, float], dpi: int) -> Iterator[Any]:
     """Give a figure to draw on; it is written at the end."""
-    import matplotlib  # noqa: PLC0415 (a second to import, and many runs draw nothing)
+    from matplotlib.figure import Figure  # noqa: PLC0415 (a second to import, and many runs draw nothing)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure = plt.figure(figsize=size, layout="constrained")
-    try:
-        yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
-    finally:
-        plt.close(figure)
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
 
 
 @contextmanager

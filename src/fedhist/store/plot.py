@@ -2,20 +2,17 @@
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import count, cycle
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.errors import FedHistError
+from fedhist.looks import Look, looks
 from fedhist.store.measure import Measure
 
 Floats = NDArray[np.float64]
-# Okabe and Ito's palette, which colour-blind readers can tell apart; dashes help in print, and beyond eight methods.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-DASHES = ("-", "--", "-.", ":")
 AXES = {
     "rounds": "round",
     "time": "virtual time",
@@ -72,19 +69,6 @@ class Line(NamedTuple):
         """The last point that is known."""
         known = np.flatnonzero(np.isfinite(self.mean) & np.isfinite(self.at))
         return (float(self.at[known[-1]]), float(self.mean[known[-1]])) if len(known) else (math.nan, math.nan)
-
-
-class Look(NamedTuple):
-    """How a method is drawn."""
-
-    colour: str
-    dashes: str
-
-
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return how methods that are shown together are drawn, by their order; no two of the first 32 look alike."""
-    dashes = (DASHES[(place + place // len(COLOURS)) % len(DASHES)] for place in count())
-    return {name: Look(*look) for name, *look in zip(names, cycle(COLOURS), dashes, strict=False)}
 
 
 def line_of(name: str, runs: Sequence[Run], measure: Measure, against: str) -> Line | None:
