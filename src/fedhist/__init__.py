@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _STUB = ast.parse(Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8"))
 _HOMES = {name.name: str(node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names}
