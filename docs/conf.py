@@ -52,6 +52,8 @@ html_copy_source = html_show_sourcelink = False
 html_show_search_summary = False  # it would be read from pages, which a browser does not do with files
 html_theme = "pydata_sphinx_theme"
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
+LEAVES = ("index", "faq", "glossary", "search", "genindex")  # nothing is below them
+html_sidebars: dict[str, list[str]] = {page: [] for page in LEAVES}
 html_theme_options = {
     "logo": {"image_light": "assets/icon.svg", "image_dark": "assets/icon.svg", "text": "fedhist"},
     "header_links_before_dropdown": 8,

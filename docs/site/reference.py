@@ -71,7 +71,8 @@ def parameter_texts(thing: Callable[..., Any]) -> dict[str, str]:
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\S|\Z)", inspect.getdoc(thing) or "", flags=re.S | re.M)
     if section:
         for names, text in re.findall(r"^(\w[\w, ]*)\n((?:[ ]+.*\n?|\n)+)", section[1], flags=re.M):
-            texts |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+            plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", " ".join(text.split()))
+            texts |= dict.fromkeys(names.split(", "), plain)
     if inspect.isclass(thing):
         body = ast.parse(inspect.getsource(thing)).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -152,6 +153,15 @@ def faults() -> str:
     return table(["option", "default", "meaning"], options(Faults))
 
 
+def deployment() -> str:
+    """Return the options of `KAsync` that its own docstring does not describe."""
+    from fedhist.flower.network import NetworkOptions  # noqa: PLC0415  # needs Flower
+    from fedhist.simulation.trial import ServerOptions  # noqa: PLC0415
+
+    texts = parameter_texts(ServerOptions) | parameter_texts(NetworkOptions)
+    return table(["option", "meaning"], ([f"`{name}`", text] for name, text in texts.items() if name != "strategy"))
+
+
 def commands() -> str:
     """Return every command with its arguments and flags; settings that commands share are named together."""
     app = get_command(cli.app)
@@ -208,6 +218,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         attacks,
         defences,
         commands,
+        deployment,
         examples,
     )
 }

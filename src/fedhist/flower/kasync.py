@@ -36,10 +36,10 @@ class KAsync(Options):
     send nonsense: what is not a well-formed, finite model of a plausible length never reaches the strategy, and
     every such event is in :attr:`history`.
 
-    Options not listed here are those of :class:`fedhist.simulation.trial.ServerOptions` (`strategy`, `k`, `server_lr`,
-    `bad_updates`, `max_norm_ratio`, `record`, `record_dtype`) and of :class:`fedhist.flower.network.NetworkOptions`
-    (`concurrency`, `max_round_wait`, `max_staleness`, `max_examples`, `packed`, `message_ttl`, `poll_interval`,
-    `refresh_interval`, and those of Flower's own strategies for evaluations and metrics).
+    Options not listed here are those of a simulation's server (`strategy`, `k`, `server_lr`, `ema`, `bad_updates`,
+    `max_norm_ratio`, `record`, `record_dtype`) and of the network (`concurrency`, `max_round_wait`, `max_staleness`,
+    `max_examples`, `packed`, `message_ttl`, `poll_interval`, `refresh_interval`, and those of Flower's own strategies
+    for evaluations and metrics).
 
     A subclass may extend Flower's methods: :meth:`configure_train` to change the configuration of a round or to leave
     out nodes, :meth:`aggregate_train` to do something with each new model.
