@@ -26,7 +26,7 @@ DEVIATION = "standard deviation"
 
 
 class Detail(NamedTuple):
-    """Most runs to choose from, clients of a heat map, clients as dots, uploads of a timeline and methods in a figure."""
+    """Most runs to choose from, clients of a heat map and as dots, uploads of a timeline, and methods in a figure."""
 
     runs: int = 6
     rows: int = 150
