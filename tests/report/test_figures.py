@@ -179,6 +179,7 @@ def test_many_methods_are_thinned(tmp_path: Path) -> None:
     fake_comparison(tmp_path, {f"M{i:02d}": 0.01 * i for i in range(30)}, seeds=1)
     section = Section(gather([tmp_path]).groups[0], Detail())
     assert section.methods == [f"M{i:02d}" for i in range(6, 30)] and "Of 30 methods the best 24" in section.note
+    assert len(Section(section.group, figure.BRIEF).methods) == 12
 
 
 def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:

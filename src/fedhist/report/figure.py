@@ -26,15 +26,16 @@ DEVIATION = "standard deviation"
 
 
 class Detail(NamedTuple):
-    """Most runs to choose from, clients of a heat map, clients as dots, and uploads of a timeline in one figure."""
+    """Most runs to choose from, clients of a heat map and as dots, uploads of a timeline, and methods in a figure."""
 
     runs: int = 6
     rows: int = 150
     dots: int = 1500
     marks: int = 900
+    methods: int = MOST_METHODS
 
 
-BRIEF = Detail(runs=1, rows=60, dots=150, marks=200)
+BRIEF = Detail(runs=1, rows=60, dots=150, marks=200, methods=12)
 """For pages with many groups."""
 
 
@@ -76,7 +77,7 @@ class Section:
         every = self.runs.methods
         ends = {method: known(last(h, self.measure) for h in self.runs[method]) for method in every}
         final = {method: float(np.mean(each)) if each else None for method, each in ends.items()}
-        best = self.measure.ranked(final)[:MOST_METHODS]
+        best = self.measure.ranked(final)[: detail.methods]
         self.methods = [method for method in every if method in best]
         """The methods in figures: all, or the best if there are many."""
         self.best_first = best
