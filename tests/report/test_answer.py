@@ -9,8 +9,8 @@ import pytest
 
 import fedhist as fh
 from fedhist.report.answer import QUESTION, answer, synchronous
-from fedhist.report.statistics import ratio
 from fedhist.store.history import DIVERGED
+from fedhist.store.statistics import ratio
 
 ROUNDS, K, CLIENTS = 10, 2, 20
 TARGET = 0.5

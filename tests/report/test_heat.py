@@ -9,8 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedhist.report.heat import draw_heat
-from fedhist.report.measure import Measure
 from fedhist.simulation.candidates import Outcome, Tried
+from fedhist.store.measure import Measure
 
 ACCURACY, RMSE = Measure("accuracy", True), Measure("rmse", False)
 

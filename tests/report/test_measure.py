@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedhist.data.metrics import METRICS
-from fedhist.report.measure import Measure, others, primary, target_of
+from fedhist.report.measure import others, primary, target_of
 from fedhist.store.history import SHARES
+from fedhist.store.measure import Measure
 from tests.report.fake import fake_history, measured_in
 
 ACCURACY, RMSE, AUC = Measure("accuracy", True), Measure("rmse", False), Measure("auc", True)

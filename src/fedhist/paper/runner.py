@@ -18,12 +18,12 @@ from fedhist import __version__
 from fedhist.data import SplitNotice
 from fedhist.errors import DivergedError, FedHistError, brief, number, reason, require, whole
 from fedhist.paper.cells import LAST, Cell
-from fedhist.report.statistics import tier_shares
 from fedhist.simulation.engine import simulate_many
 from fedhist.simulation.plan import devices_of
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_lines, read_text, whole_file
 from fedhist.store.history import History
+from fedhist.store.statistics import tier_shares
 
 ARCHIVE, ALONE = "runs.jsonl.gz", f"{'?' * 16}.json"
 """Files with all results of a folder, and with one: its name is the cell's key."""

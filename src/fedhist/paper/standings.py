@@ -15,9 +15,9 @@ from fedhist.looks import looks
 from fedhist.paper.league import BASELINE, Choice, Entrant, Setting
 from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
 from fedhist.report.curves import drawing
-from fedhist.report.statistics import half_width, holm, paired
 from fedhist.simulation.methods import as_method
 from fedhist.store.recording import in_units
+from fedhist.store.statistics import half_width, holm, paired
 from fedhist.strategies.memory import buffer_bytes
 
 SIGNIFICANT, NEAR = 0.05, 2.0

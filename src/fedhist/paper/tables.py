@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedhist.paper.cells import ABLATION, BETAS, COMPARED, FAIRNESS, LAST, RARE_CLASS, SENSITIVITY, TUNED, Cell
-from fedhist.report.statistics import paired
+from fedhist.store.statistics import paired
 
 Results = Mapping[Cell, Mapping[str, Any]]
 

@@ -8,9 +8,9 @@ from typing import Any
 from fedhist.looks import Look, looks
 from fedhist.report.curves import drawing
 from fedhist.report.figure import counted
-from fedhist.report.measure import Measure
 from fedhist.report.outcome import Outcome
-from fedhist.report.statistics import half_width
+from fedhist.store.measure import Measure
+from fedhist.store.statistics import half_width
 
 TITLES = {"time": ("virtual time", 1.0), "work": ("client work", 1.0), "bytes": ("megabytes", 1e-6)}
 """What costs are called on an axis, and what they are multiplied by."""

@@ -8,9 +8,9 @@ from typing import Self
 from fedhist.report.cost import amount
 from fedhist.report.figure import counted, listed
 from fedhist.report.measure import primary
-from fedhist.report.statistics import Ratio, ratio
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
+from fedhist.store.statistics import Ratio, ratio
 
 QUESTION = "Is asynchrony worth it here?"
 UNDECIDED = "These runs do not say"

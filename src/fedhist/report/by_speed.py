@@ -8,10 +8,10 @@ from fedhist.report import figure as fig
 from fedhist.report.clients import times_of
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed
 from fedhist.report.learning import SHARE, final_classes
-from fedhist.report.measure import Measure
-from fedhist.report.statistics import tier_shares
 from fedhist.report.tiers import EVERYONE, TIERS, Views, client_views
 from fedhist.store.history import History
+from fedhist.store.measure import Measure
+from fedhist.store.statistics import tier_shares
 
 STATISTICS = {"mean": "mean", "worst tenth": "worst", "spread": "spread"}
 """What is chosen from, and its name in `Views`."""

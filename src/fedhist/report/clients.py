@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from fedhist.report import figure as fig
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
 from fedhist.report.marks import attackers
-from fedhist.report.statistics import rank_correlation
 from fedhist.store.history import History
+from fedhist.store.statistics import rank_correlation
 
 Ids = NDArray[np.int64]
 ENDS = 5  # clients that are named at either end

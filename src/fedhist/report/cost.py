@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedhist.report.statistics import half_width
 from fedhist.store.history import History
+from fedhist.store.statistics import half_width
 
 WORDS = {"rounds": "rounds", "time": "time", "work": "client work", "bytes": "MB"}
 """What costs are called at the head of a column."""

@@ -12,10 +12,11 @@ from fedhist.looks import looks
 from fedhist.report.cost import differ_in_pace, far_apart
 from fedhist.report.figure import counted
 from fedhist.report.learning import course_of
-from fedhist.report.measure import Measure, primary
+from fedhist.report.measure import primary
 from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
+from fedhist.store.measure import Measure
 
 WIDEST_LABEL = 60
 """Characters of a line in a legend."""

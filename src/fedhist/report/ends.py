@@ -7,7 +7,8 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, far_apart
 from fedhist.report.figure import Figure, Section, Table, axis, listed
-from fedhist.report.measure import UNKNOWN, last
+from fedhist.report.measure import last
+from fedhist.store.measure import UNKNOWN
 
 AXES = {"time": "virtual time", "bytes": "sent, both ways (MB)", "rounds": "rounds", "work": "client work"}
 """What can be spent, and what it is called."""

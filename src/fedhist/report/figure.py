@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedhist.report.gather import Group
-from fedhist.report.measure import Measure, known, last
+from fedhist.report.measure import known, last
 from fedhist.store.history import ACCURACY, History
+from fedhist.store.measure import Measure
 
 Floats = NDArray[np.float64]
 Plot = dict[str, Any]  # a part of a drawing, by Plotly's names and a few of page.js

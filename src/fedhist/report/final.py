@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from fedhist.report.cost import WORDS, differ_in_pace
 from fedhist.report.figure import counted
 from fedhist.report.gather import Group
-from fedhist.report.measure import UNKNOWN, Measure, last
-from fedhist.report.statistics import Paired, half_width, holm, paired
+from fedhist.report.measure import last
 from fedhist.report.table import WORST_CLIENTS, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.store.comparison import Comparison
+from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.statistics import Paired, half_width, holm, paired
 
 INTERVAL = "95 % interval"
 ALIKE = ("seeds", "mean staleness")

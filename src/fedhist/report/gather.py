@@ -12,10 +12,11 @@ import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.options import options_of
-from fedhist.report.measure import UNKNOWN, Measure, last, measures, primary, target_of
+from fedhist.report.measure import last, measures, primary, target_of
 from fedhist.simulation.trial import NOT_COMPARED, Trial
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import ACCURACY, DIVERGED, History
+from fedhist.store.measure import UNKNOWN, Measure
 from fedhist.store.tables import ARRIVALS
 
 T = TypeVar("T")

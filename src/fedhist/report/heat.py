@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedhist.report.curves import drawing
-from fedhist.report.measure import Measure
 from fedhist.simulation.candidates import Tried
+from fedhist.store.measure import Measure
 
 DIVERGED = "diverged"
 

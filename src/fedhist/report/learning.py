@@ -8,8 +8,9 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, differ_in_pace, far_apart
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
-from fedhist.report.measure import Measure, known, last
+from fedhist.report.measure import known, last
 from fedhist.store.history import ACCURACY, AXES, History
+from fedhist.store.measure import Measure
 
 MOST_CLASSES = 20  # with numbers in the cells; with more there is no room
 MOST_METRICS = 12  # to choose from

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterable
 
 from fedhist.store.history import History
-from fedhist.store.measure import UNKNOWN, Measure
-
-__all__ = ["UNKNOWN", "Measure", "known", "last", "measures", "others", "primary", "target_of"]
+from fedhist.store.measure import Measure
 
 MOST_OTHERS = 3
 """How many metrics besides the primary one have a column in tables."""

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from fedhist.report.measure import known
-from fedhist.report.statistics import Ratio, ratio
 from fedhist.simulation.sweep import Regime, value_at_end
 from fedhist.store.history import History
+from fedhist.store.statistics import Ratio, ratio
 
 AXES = ("time", "work", "bytes")
 """What it takes to reach the target."""

@@ -23,14 +23,14 @@ from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, 
 from fedhist.report.final import ends_of, final_table, ranked
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.marks import badges
-from fedhist.report.measure import UNKNOWN
 from fedhist.report.settings import MEANINGS, described, folded, short_name
-from fedhist.report.statistics import FEWEST_PAIRS
 from fedhist.report.table import rows
 from fedhist.report.verdict import lead, made_of, verdict
 from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
 from fedhist.store.history import DIVERGED
+from fedhist.store.measure import UNKNOWN
+from fedhist.store.statistics import FEWEST_PAIRS
 
 FEW_GROUPS = 3  # up to which a page shows all at once and in full
 MOST_GROUPS = 20  # with figures of their own; the overview has them all

@@ -9,11 +9,12 @@ from pathlib import Path
 from fedhist.report.against_k import WIDEST, draw_against_k
 from fedhist.report.cost import amount
 from fedhist.report.figure import counted, listed
-from fedhist.report.measure import UNKNOWN, Measure, primary
+from fedhist.report.measure import primary
 from fedhist.report.outcome import Outcome, finite, mean_of
-from fedhist.report.statistics import Ratio, half_width, ratio
 from fedhist.simulation.sweep import ASYNCHRONOUS, SYNCHRONOUS, Swept
 from fedhist.store.files import whole_file
+from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.statistics import Ratio, half_width, ratio
 
 ALIKE = 1.5
 """How many times as long as the soonest an arm may take to be about the same, if noise may explain it."""

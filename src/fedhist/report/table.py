@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedhist.report.cost import WORDS, Spent, differ_in_pace, spent
-from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
+from fedhist.report.measure import known, last, others, primary
 from fedhist.report.tiers import worst_clients
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
+from fedhist.store.measure import UNKNOWN, Measure
 
 WORST_CLIENTS = "worst tenth of clients"
 

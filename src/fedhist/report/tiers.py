@@ -6,8 +6,9 @@ import numpy as np
 
 from fedhist.report.clients import times_of
 from fedhist.report.figure import Floats
-from fedhist.report.measure import Measure, primary
+from fedhist.report.measure import primary
 from fedhist.store.history import LOSS, History
+from fedhist.store.measure import Measure
 
 EVERYONE = "all clients"
 TIERS = ("fastest third", "middle third", "slowest third")

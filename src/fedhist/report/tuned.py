@@ -13,7 +13,6 @@ from fedhist.data.held_back import held_back as hold_back
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, InvalidInput, as_path, brief, choice, number, require, whole
 from fedhist.options import options_of, unknown_option
-from fedhist.report.measure import Measure
 from fedhist.simulation.arms import Arm, as_arm
 from fedhist.simulation.candidates import Contest, Tried, has_option
 from fedhist.simulation.engine import divided, list_options, tasks_by_seed
@@ -24,6 +23,7 @@ from fedhist.simulation.search import FRACTIONS, is_range, points
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.tuning import Search
 from fedhist.store.files import slug, whole_file
+from fedhist.store.measure import Measure
 from fedhist.strategies import Strategy
 
 TUNED = "tuned.toml"

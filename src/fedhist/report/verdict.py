@@ -9,8 +9,8 @@ from fedhist.report.cost import amount
 from fedhist.report.figure import NAMED, counted, listed
 from fedhist.report.final import ends_of, ranked, test
 from fedhist.report.gather import Gathered, Group
-from fedhist.report.statistics import holm
 from fedhist.store.recording import in_units
+from fedhist.store.statistics import holm
 
 LEVEL = 0.05
 """Below which p, corrected for the number of methods, two methods are told apart."""

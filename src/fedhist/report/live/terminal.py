@@ -15,10 +15,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedhist.report.live.figures import Seen, fresh
-from fedhist.report.measure import UNKNOWN, Measure, known, last, others, primary
+from fedhist.report.measure import known, last, others, primary
 from fedhist.report.table import mean, over
 from fedhist.store.events import count
 from fedhist.store.history import ACCURACY, DIVERGED, History
+from fedhist.store.measure import UNKNOWN, Measure
 
 WINDOW = 30.0  # seconds over which the rate is taken
 
