@@ -61,7 +61,7 @@ def test_there_are_twelve_settings_and_all_methods_meet_in_them() -> None:
     full = SETTINGS["full"]
     assert len(full) == 12 and len({setting.title for setting in full.values()}) == 12
     everywhere = [entrant for entrant in ENTRANTS.values() if all(map(entrant.fits, full.values()))]
-    assert len(everywhere) == 22
+    assert len(everywhere) == 23
     for name in ("SCAFFOLD", "FedProx"):
         assert not any(ENTRANTS[name].fits(s) for s in full.values() if s.local_steps == 1)
     for name in ("FedAsync, K = 1", "FedAvg, synchronous"):
@@ -310,7 +310,7 @@ def test_pages_show_the_shipped_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     import league as pages  # type: ignore[import-not-found]  # noqa: PLC0415
 
     shown = {name for page in pages.PAGES for _, name, _ in pages.MARKED.findall(page.read_text(encoding="utf-8"))}
-    assert shown == {*standings.TABLES, "picture"}
+    assert shown == {*standings.TABLES, "picture", "short"}
     if not league.SHIPPED.exists():
         pytest.skip("no runs come with this version")
     compete(out=tmp_path, redraw=True)

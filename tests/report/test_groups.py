@@ -127,8 +127,8 @@ def test_splits_of_ones_own_tasks_are_settings(tmp_path: Path) -> None:
         saved(tmp_path, fh.compare([method], lambda seed, tasks=tasks: tasks[seed], seeds=2, **SMALL))
     found = gather([tmp_path])
     assert [group.title for group in found.groups] == [
-        "blobs, split = dirichlet, β = 5",
-        "blobs, split = dirichlet, β = 9",
+        "blobs, β = 5",
+        "blobs, β = 9",
         "blobs, split = iid",
     ]
     assert p_values(found) == [0, 0, 0]

@@ -76,6 +76,7 @@ def test_the_best_rate_is_found_in_a_third_of_the_updates(
     assert found.updates == sum(each.updates for each in found.tried) <= found.whole_grid / 3
     assert found.whole_grid == 9 * 180 * 4
     assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task, k=4).local.lr == lr
+    assert repr(tuned).splitlines()[1:] == [f"  FedAvg: lr={lr:g}"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 9, 16, 27])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fedhist.data.formats import Bytes, Images, read_batches, read_digits, read_
 from fedhist.data.models import model_of
 from fedhist.data.natural import Default, Held, require_undivided
 from fedhist.data.partition import dirichlet, exclusive, iid
-from fedhist.data.places import Progress, data_folders, download, existing, md5
+from fedhist.data.places import Progress, Where, data_folders, download, existing, md5, where_is
 from fedhist.data.shakespeare import load as load_shakespeare, place as place_of_shakespeare
 from fedhist.data.task import Task
 from fedhist.data.watch import CLIENTS as ARMS, file as file_of_watch, load as load_watch
@@ -143,17 +143,6 @@ DATASETS = {
 }
 
 
-class Where(NamedTuple):
-    """Where a data set is, or how it comes here."""
-
-    text: str
-    found: bool
-
-
-def _where(place: Path | None, roots: Sequence[Path]) -> Where:
-    return Where(str(place) if place else f"to be downloaded to {roots[0]}", place is not None)
-
-
 @dataclass(frozen=True)
 class Natural:
     """A data set that comes divided among clients."""
@@ -173,7 +162,7 @@ class Natural:
 
 
 def _shakespeare_where(roots: Sequence[Path]) -> Where:
-    return _where(place_of_shakespeare(roots), roots)
+    return where_is(place_of_shakespeare(roots), roots)
 
 
 def _watch_where(_: Sequence[Path]) -> Where:
@@ -210,7 +199,7 @@ def whereabouts(roots: Sequence[Path]) -> Iterator[tuple[str, str, Where]]:
     comes = importlib.util.find_spec("sklearn") is not None
     yield "digits", "1,797 grey 8×8 images of digits", Where("comes with scikit-learn", comes)
     for name, dataset in DATASETS.items():
-        yield name, dataset.title, _where(dataset.place(roots), roots)
+        yield name, dataset.title, where_is(dataset.place(roots), roots)
     for name, natural in NATURAL.items():
         yield name, natural.title, natural.where(roots)
 

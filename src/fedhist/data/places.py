@@ -4,9 +4,10 @@ import hashlib
 import http.client
 import os
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fedhist.errors import DataError, brief, require
 from fedhist.store.files import whole_file
@@ -15,6 +16,18 @@ Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes so far and the total."""
 
 md5 = partial(hashlib.md5, usedforsecurity=False)  # the checksum that is published for these data sets
+
+
+class Where(NamedTuple):
+    """Where a data set is, or how it comes here."""
+
+    text: str
+    found: bool
+
+
+def where_is(place: Path | None, roots: Sequence[Path]) -> Where:
+    """Return where a data set is, or to which of some folders it would be downloaded."""
+    return Where(str(place) if place else f"to be downloaded to {roots[0]}", place is not None)
 
 
 def data_folders(data_dir: str | Path | None = None) -> list[Path]:

@@ -26,8 +26,8 @@ FURTHEST = 15.0
 """Points behind the best at which the picture ends: small differences must stay visible."""
 TARGET_SHARE = 0.9
 """Share of the baseline's final accuracy that the time is taken to."""
-OURS = "FedHist"
-"""The method that the picture highlights."""
+OURS = ("Nowcast", "FedHist")
+"""The methods that tables and the picture highlight."""
 
 Result = Mapping[str, Any]
 Seeds = Mapping[int, float]
@@ -166,7 +166,7 @@ def summary(season: Sequence[Played]) -> str:
         lost = f"{sum(run['diverged'] for run in tested)} of {len(tested)}"
         header = ["method", "points behind the best", "at worst", "mean rank", "best or level", "diverged"]
         header += [heading for heading, _ in costs]
-        shown = f"**{name}**" if name == OURS else name
+        shown = f"**{name}**" if name in OURS else name
         count = f"{sum(name in each for each in good)} of {len(gaps)}"
         rows.append([shown, f"{mean:.1f}{span}", f"{worst:.1f}", rank, count, lost, *(text for _, text in costs)])
     lines = markdown(header, rows)
@@ -257,7 +257,7 @@ def pace(season: Sequence[Played]) -> str:
     for played in season:
         others = [name for name in played.runs if not played.entrants[name].ranked]
         same = {played.entrants[name].spec for name in others}
-        names = [n for n in played.runs if played.entrants[n].spec in same or n == OURS] if others else []
+        names = [n for n in played.runs if played.entrants[n].spec in same or n in OURS] if others else []
         rows = []
         for name in names:
             runs = list(played.runs[name].values())
@@ -317,7 +317,7 @@ def draw(season: Sequence[Played], path: Path) -> None:
             axes.errorbar(mean, place, xerr=half or 0, fmt="o", color=colour, markersize=6, capsize=3, linewidth=2)
         axes.set_yticks(range(len(names)), names)
         for label in axes.get_yticklabels():
-            label.set_fontweight("bold" if label.get_text() == OURS else "normal")
+            label.set_fontweight("bold" if label.get_text() in OURS else "normal")
             label.set_parse_math(False)  # a method of the user's may be called anything
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(-0.5, FURTHEST if axes.get_xlim()[1] > FURTHEST else None)

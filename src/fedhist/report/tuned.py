@@ -67,6 +67,10 @@ class Tuned:
     setting: dict[str, Any]
     """What all arms have in common, as commands and files call it."""
 
+    def __repr__(self) -> str:
+        best = [f"  {name}: {', '.join(f'{key}={_text(own[key])}' for key in own)}" for name, own in self.best.items()]
+        return "\n".join([f"<Tuned by {self.measure.short} of held-back data; table() has what was tried>", *best])
+
     @property
     def best(self) -> dict[str, dict[str, Any]]:
         """The best options of each arm, by its name."""
