@@ -13,7 +13,7 @@ import fedhist as fh
 from fedhist.paper.league import SETTINGS, Entrant, cell_of
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tried:Start is found
-ROUNDS, EVERY, HIGH = 40, 5, 5.0
+ROUNDS, EVERY, HIGH = 120, 10, 5.0
 """Rounds, evaluations, and a loss that is high: the first model's is 2.3."""
 
 

@@ -84,6 +84,6 @@ class Nowcast(Cached):
         shared = max(0.0, self.smooth("q", q))
         noise = max(0.0, self.smooth("m", m) - shared)
         s = ratio(shared, shared + noise / k)
-        if norm(a) == 0.0:
+        if norm(a) == 0.0 or self.starting():
             return a
         return a * (self.trust * sum(norm(x) for x in z) / k / norm(a)) ** s

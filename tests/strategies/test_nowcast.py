@@ -112,6 +112,13 @@ def test_with_uploads_that_never_change_it_is_the_mean_over_all_clients() -> Non
     torch.testing.assert_close(u, theirs, rtol=0, atol=1e-6)
 
 
+def twice(strategy: fh.Strategy, deltas: Tensor) -> Tensor:
+    """The second update of all clients: the first round is the start, in which nothing is lengthened."""
+    strategy(arrivals(deltas, range(len(deltas))))
+    update: Tensor = strategy(arrivals(deltas, range(len(deltas))))
+    return update
+
+
 @pytest.mark.parametrize("own", [0.0, 0.5, 1.0, 3.0, math.inf])
 def test_of_the_lost_length_the_signals_share_is_restored(own: float) -> None:
     """A common vector, plus orthogonal ones `own` times as long: q is exactly the common one's square."""
@@ -119,9 +126,8 @@ def test_of_the_lost_length_the_signals_share_is_restored(own: float) -> None:
     own = 1.0 if own == math.inf else own
     deltas = own * torch.eye(k, k + 1, dtype=torch.float64)
     deltas[:, k] = common
-    uploads = arrivals(deltas, range(k))
     u, plain = (
-        fh.Nowcast(restore=each, calibrate=False).setup(k, k, k + 1).double()(uploads) for each in (True, False)
+        twice(fh.Nowcast(restore=each, calibrate=False).setup(k, k, k + 1).double(), deltas) for each in (True, False)
     )
     s = common**2 / (common**2 + own**2 / k)
     mean, length = math.sqrt(common**2 + own**2 / k), math.hypot(common, own)

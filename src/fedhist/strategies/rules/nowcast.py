@@ -126,6 +126,7 @@ class Nowcast(Cached):
         common = z.mean(dim=0)
         signal, power = self.smoothed(3, (k * _dot(common, common) - power) / (k - 1), power)  # Eq. 6
         s = _ratio(signal.clamp_min(0), signal.clamp_min(0) + (power - signal).clamp_min(0) / k)  # Eq. 7
+        s = s.masked_fill(self.starting, 0.0)
         self.measured[2] = s
         lost = _ratio(p.mean() * z.norm(dim=1).mean(), a.norm(), otherwise=1.0)
         return a * (lost**s).to(a.dtype)
