@@ -58,10 +58,18 @@ def test_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert "Typing :: Typed" in told.get_all("Classifier", [])
     needed = {re.split(r"[<>=~;\[ ]", line)[0] for line in told.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {
-        "matplotlib", "numpy", "pydantic", "rich", "safetensors", "scikit-learn", "scipy", "torch", "typer",
+        "click", "matplotlib", "numpy", "pydantic", "rich", "safetensors", "scikit-learn", "scipy", "torch", "typer",
     }  # fmt: skip
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert f"## {fedhist.__version__}" in changelog, "the changelog has a section for this version"
+
+
+def test_what_the_command_line_imports_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=]", each)[0].replace("scikit-learn", "sklearn") for each in project["dependencies"]}
+    lines = [line for path in (SOURCE / "command").glob("*.py") for line in path.read_text().splitlines()]
+    imported = {found[1] for line in lines if (found := re.match(r"(?:import|from) (\w+)", line))}
+    assert imported - sys.stdlib_module_names - {"fedhist"} <= declared, "else it works only where others bring it"
 
 
 def test_every_extra_is_in_the_development_one() -> None:

@@ -318,3 +318,8 @@ def test_compare_refuses(task: fh.Task) -> None:
         fh.compare([], task, k=2, rounds=1)
     with pytest.raises(fh.InvalidInput, match="seeds must be at least 1, got 0."):
         fh.compare(["fedavg"], task, k=2, rounds=1, seeds=0)
+
+
+def test_a_misspelt_option_may_be_one_of_compare_alone(task: fh.Task) -> None:
+    with pytest.raises(fh.InvalidInput, match="unknown option of compare\\(\\) 'sedes': did you mean 'seeds'"):
+        fh.compare(["fedavg"], task, sedes=3)  # type: ignore[call-arg]

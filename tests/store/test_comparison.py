@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -117,3 +118,11 @@ def test_what_cannot_be_shown() -> None:
         fh.Comparison().table()
     with pytest.raises(fh.FedHistError, match="no runs that could be drawn"):
         fh.Comparison().plot()
+
+
+def test_is_saved_with_a_folder_for_each_run(tmp_path: Path) -> None:
+    runs = runs_of({"FedAvg": -0.2, "FedHist": 0.0}, seeds=2)
+    assert runs.save(tmp_path / "runs") == tmp_path / "runs"
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["FedAvg-seed0", "FedAvg-seed1", "FedHist-seed0", "FedHist-seed1"]
+    assert fh.History.load(tmp_path / "runs" / "FedHist-seed1").accuracy == runs["FedHist"][1].accuracy

@@ -55,7 +55,7 @@ def test_a_simulation_follows_it(task: fh.Task, tmp_path: Path) -> None:
     a = fh.simulate("fedhist", task, k=2, rounds=10, schedule=read)
     b = fh.simulate("fedhist", task, k=2, rounds=10, speeds=fh.LogNormal(), seed=0)
     assert a.accuracy == b.accuracy and np.array_equal(a.weights, b.weights)
-    with pytest.raises(fh.InvalidInput, match="has 10 rounds, rounds=11 were asked for"):
+    with pytest.raises(fh.InvalidInput, match="has 10 rounds, rounds=11 were asked for; give rounds=10 or fewer"):
         fh.simulate("fedhist", task, k=2, rounds=11, schedule=read)
 
 

@@ -27,8 +27,8 @@ from fedhist.command.printing import console, say, stderr
 from fedhist.errors import reason
 
 REQUIRED = (
-    "matplotlib>=3.9", "numpy>=2.0", "pydantic>=2.9", "rich>=13.9", "safetensors>=0.5", "scikit-learn>=1.5",
-    "scipy>=1.13", "torch>=2.5", "typer>=0.15",
+    "click>=8.2", "matplotlib>=3.9", "numpy>=2.0", "pydantic>=2.9", "rich>=13.9", "safetensors>=0.5",
+    "scikit-learn>=1.5", "scipy>=1.13", "torch>=2.5", "typer>=0.16,<0.26",
 )  # fmt: skip
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "flower": (("flwr>=1.41,<1.43",), "the same strategies on real machines"),

@@ -81,7 +81,7 @@ def compare(
     require(len(arms) > 0, "methods must name at least one method.")
     for name in (names := [arm.name for arm in arms]):
         require(names.count(name) == 1, f"methods names {name} twice.")
-    about, how = divided("compare", options, without=("seed",))
+    about, how = divided("compare", options, without=("seed",), own=("seeds", "record"))
     with watching(how.get("on_round")) as how["on_round"]:
         tasks = tasks_by_seed(task, seeds)
         trials = [
@@ -295,13 +295,13 @@ class _Engine:
 
 
 def divided(
-    function: str, options: Mapping[str, Any], without: Sequence[str] = ()
+    function: str, options: Mapping[str, Any], without: Sequence[str] = (), own: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a trial, and those of how to carry it out."""
+    """Return the options of a trial, and those of how to carry it out; a misspelt one may be one of its `own`."""
     trial, how = _names(Trial, ("strategy", "task", *without)), _names(simulate_many, ("trials",))
     for name in options:
         if name not in (*trial, *LOCAL, *how):
-            raise unknown_option(f"{function}()", name, [*trial, *LOCAL, *how])
+            raise unknown_option(f"{function}()", name, [*own, *trial, *LOCAL, *how])
     return {n: v for n, v in options.items() if n not in how}, {n: v for n, v in options.items() if n in how}
 
 

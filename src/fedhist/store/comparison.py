@@ -1,12 +1,13 @@
 """The runs of a comparison."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
 from fedhist.errors import FedHistError, require, unknown
-from fedhist.store.history import AXES, History
+from fedhist.store.history import AXES, History, run_name
 from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.plot import plot_runs
 from fedhist.store.statistics import FEWEST_PAIRS, holm, paired
@@ -141,6 +142,12 @@ class Comparison(list[History]):
         few = "" if max(pairs) >= FEWEST_PAIRS else f"; Wilcoxon's test needs {FEWEST_PAIRS}"
         gap = "Differences are given with half their 95 % interval"
         return [f"{gap}. Tests are paired by seed against {against}, {counts} pairs, two-sided{few}."]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write each run into a folder of its own below `folder`, for ``fedhist report folder``; return `folder`."""
+        for history in self:
+            history.save(Path(folder) / run_name(history.method, history.seed))
+        return Path(folder)
 
     def to_frame(self) -> Any:
         """Return the evaluations of all runs as one pandas data frame: method, seed, and what a history's has."""

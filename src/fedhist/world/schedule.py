@@ -162,7 +162,8 @@ def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, ro
         opened = np.concatenate([[0.0], schedule.time])
         schedule = cut(num_clients, clients[there], opened[versions[there] - 1], recorded.arrived[there], k)
     have = schedule.rounds
-    require(have >= rounds, f"the recorded schedule has {have} rounds, rounds={rounds} were asked for.")
+    enough = f"the recorded schedule has {have} rounds, rounds={rounds} were asked for; give rounds={have} or fewer."
+    require(have >= rounds, enough)
     return schedule.first(rounds)
 
 
