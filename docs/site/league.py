@@ -26,23 +26,11 @@ MARKED = re.compile(r"(<!-- league:(?!end)(\w+) -->\n).*?(<!-- league:end -->)",
 
 
 def short(summary: str) -> str:
-    """Return the first rows of the summary and the columns that fit beside each other on any screen.
-
-    Methods that missed most settings are left out: their means are of other settings.
-    """
+    """Return the first rows of the summary and the columns that fit beside each other on any screen."""
     head, line, *rows = [row.strip("| ").split(" | ") for row in summary.splitlines() if row.startswith("|")]
-    kept, played = [head.index(name) for name in SHOWN_COLUMNS], head.index("best or level")
-    most = max(_settings(row[played]) for row in rows)
-    rows = [row for row in rows if _settings(row[played]) >= most - 1]
-    rows.sort(key=lambda row: float(row[kept[1]].split()[0]))
-    table = [head, line, *rows[:SHOWN_ROWS]]
-    more = f"and {len(rows) - SHOWN_ROWS} more, down to {rows[-1][kept[1]]} points behind"
-    return "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in table) + f"\n\n… {more}."
-
-
-def _settings(counted: str) -> int:
-    """Return in how many settings a method took part: 12 of "9 of 12"."""
-    return int(counted.split(" of ")[1])
+    kept = [head.index(name) for name in SHOWN_COLUMNS]
+    shown = "\n".join(f"| {' | '.join(row[i] for i in kept)} |" for row in [head, line, *rows[:SHOWN_ROWS]])
+    return f"{shown}\n\n… and {len(rows) - SHOWN_ROWS} more."
 
 
 def filled(page: Path, made: Path) -> str:

@@ -184,6 +184,9 @@ def test_distances_and_ranks() -> None:
     assert (mean, half) == pytest.approx((1.5, 12.7062 * 0.5), rel=1e-4)  # 1 and 2; t with one degree of freedom
     assert standings.mean_ranks(season) == {"FedHist": 1.5, "FedAvg": 1.5}  # REFL was not in all
     assert standings.in_order(season) == ["FedHist", "FedAvg", "REFL"]
+    long = [season[0]] * 9 + [replace(season[0], runs={"FedAvg": season[0].runs["FedAvg"]})]
+    assert standings.everywhere(long) == ["FedAvg"] and "FedHist" in standings.nearly_everywhere(long)
+    assert "FedHist" not in standings.nearly_everywhere(long[1:])
     # Demšar (2006), Table 5: q = 2.728 for five methods.
     assert standings.critical_difference(5, 30) == pytest.approx(2.728 * (5 * 6 / 180) ** 0.5, rel=1e-3)
 
