@@ -152,9 +152,9 @@ def test_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_race_is_what_its_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
-    import race  # type: ignore[import-not-found]  # noqa: PLC0415
+    import racing  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    drawn, runs = race.FILE.read_text(encoding="utf-8"), race.both()
+    drawn, runs = racing.FILE.read_text(encoding="utf-8"), racing.both()
     assert [int(rounds) for rounds in re.findall(r"(\d+) rounds<", drawn)] == [run.rounds for run in runs]
     for run, shown in zip(runs, re.findall(r"(\d+) %, ", drawn), strict=True):
         assert 100 * run.final_accuracy == pytest.approx(int(shown), abs=5)  # processors round differently

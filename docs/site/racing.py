@@ -1,6 +1,6 @@
 """Draw docs/race.svg: the same clients waiting for each other and not, with the accuracy that follows.
 
-``python docs/site/race.py`` runs both, each with the learning rate that held-back data choose, and writes the file.
+``python docs/site/racing.py`` runs both, each with the learning rate that held-back data choose, and writes the file.
 """
 
 from __future__ import annotations
