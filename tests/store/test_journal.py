@@ -164,6 +164,7 @@ def test_a_kill_between_the_snapshot_and_the_end_of_its_journal(path: Path) -> N
     snapshot.write(path, KIND, model.tensors(), model.state() | {journal.STEP: 4})
     own.close()
     journal_of(path).write_bytes(records)
+    assert read(path, [KIND], GROWING)[1]["round"] == 4
     same(path, model)
 
 
@@ -219,6 +220,7 @@ def test_it_writes_beside_the_caller_and_waits_for_the_step_before(path: Path) -
     rows = model.advance()  # lists may grow meanwhile
     own.write(model.tensors(), model.state(), {"cache": rows})
     own.close()
+    assert read(path, [KIND], GROWING)[1]["round"] == 1
     same(path, model)
 
 
