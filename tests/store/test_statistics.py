@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhist.store.statistics import half_width, holm, paired, rank_correlation, tier_shares
+from fedhist.store.statistics import half_width, holm, paired, rank_correlation, tested, tier_shares
 
 A = {0: 5.0, 1: 7.0, 2: 6.0, 9: 100.0}
 B = {0: 4.0, 1: 5.0, 2: 3.0, 8: 0.0}
@@ -58,6 +58,14 @@ def test_wilcoxon_from_six_pairs_on() -> None:
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_one_method_against_all_others() -> None:
+    ends = {"a": {0: 5.0, 1: 6.0, 2: 7.0}, "b": {0: 4.0, 1: 4.5, 2: 6.5}, "c": {0: 1.0, 1: 2.5, 2: 3.0}, "d": {0: 9.0}}
+    found = tested("a", ends)
+    assert [*found] == ["b", "c"]  # one seed in common is no pair of pairs
+    assert [each.corrected for each in found.values()] == holm([each.p for each in found.values()])
+    assert found["b"].mean == pytest.approx(1.0) and tested("a", ends, higher=False)["b"].mean == pytest.approx(-1.0)
 
 
 def test_rank_correlation() -> None:

@@ -18,7 +18,7 @@ from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
 from fedhist.report.curves import drawing
 from fedhist.simulation.methods import as_method
 from fedhist.store.recording import in_units
-from fedhist.store.statistics import half_width, holm, paired
+from fedhist.store.statistics import half_width, paired, tested
 from fedhist.strategies.memory import buffer_bytes
 
 SIGNIFICANT, NEAR = 0.05, 2.0
@@ -73,11 +73,8 @@ def level(scores: Mapping[str, Seeds]) -> set[str]:
     worse. The best itself is among them; without at least two seeds it is alone.
     """
     best = best_of(scores)
-    tests = {name: paired(scores[best], own) for name, own in scores.items() if name != best}
-    known = {name: test.p for name, test in tests.items() if test is not None}
-    corrected = dict(zip(known, holm(list(known.values())), strict=True))
-    near = {name for name, test in tests.items() if test is not None and test.mean <= NEAR}
-    return {best, *(name for name, p in corrected.items() if p >= SIGNIFICANT and name in near)}
+    tests = tested(best, scores)
+    return {best, *(name for name, test in tests.items() if test.corrected >= SIGNIFICANT and test.mean <= NEAR)}
 
 
 def everywhere(season: Sequence[Played]) -> list[str]:

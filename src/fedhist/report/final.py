@@ -1,6 +1,6 @@
 """The table of results: spreads, intervals, costs to the target, and tests against one method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhist.report.cost import WORDS, differ_in_pace
@@ -10,7 +10,7 @@ from fedhist.report.measure import last
 from fedhist.report.table import WORST_CLIENTS, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.store.comparison import Comparison
 from fedhist.store.measure import UNKNOWN, Measure
-from fedhist.store.statistics import Paired, half_width, holm, paired
+from fedhist.store.statistics import half_width, said_p, tested
 
 INTERVAL = "95 % interval"
 ALIKE = ("seeds", "mean staleness")
@@ -60,18 +60,11 @@ def ranked(group: Group) -> list[str]:
     return group.measure.ranked(means)
 
 
-def test(own: Measure, first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
-    """Test how much better the first is, seed by seed."""
-    return paired(first, second) if own.higher else paired(second, first)
-
-
 def final_table(group: Group, baseline: str | None) -> Final:
     """Return the table of a group, with tests against `baseline`: FedHist, or the first method."""
     runs, own, ends = group.comparison, group.measure, ends_of(group)
     against = next((method for method in (baseline, "FedHist", *ends) if method in ends), "")
-    tests = {m: test(own, ends[against], ends[m]) for m in ends if m != against}
-    known = {m: each for m, each in tests.items() if each is not None}
-    corrected = dict(zip(known, holm([each.p for each in known.values()]), strict=True))
+    known = tested(against, ends, higher=own.higher) if ends else {}
     found = {row.method: row for row in rows(Comparison([run.history for run in group.runs]), group.target)}
     table = [found[method] for method in ranked(group)]
     some_diverged = any(row.diverged for row in table)
@@ -96,9 +89,9 @@ def final_table(group: Group, baseline: str | None) -> Final:
         ),
         (
             "p, corrected" if len(known) > 1 else "p",
-            [_p(corrected[row.method]) if row.method in known else "" for row in table],
+            [said_p(known[row.method].corrected) if row.method in known else "" for row in table],
         ),
-        ("p, Wilcoxon", [_p(wilcoxon[row.method]) if row.method in wilcoxon else "" for row in table]),
+        ("p, Wilcoxon", [said_p(wilcoxon[row.method]) if row.method in wilcoxon else "" for row in table]),
         ("mean staleness", [text("{:.1f}", row.mean_staleness) for row in table]),
         ("ε", ["" if row.epsilon is None else epsilon(row) for row in table]),
         ("seeds", [str(row.seeds) for row in table]),
@@ -117,7 +110,7 @@ def final_table(group: Group, baseline: str | None) -> Final:
         against=against,
         gap=gap,
         pairs=[each.pairs for each in known.values()],
-        missing=[method for method in tests if method not in known],
+        missing=[method for method in ends if method not in known and method != against],
         timed=in_brackets(table),
         worked=any(head.startswith(WORDS["work"]) for head, _ in costs),
         apart=differ_in_pace(runs),
@@ -133,7 +126,3 @@ def _interval(own: Measure, values: Sequence[float]) -> str:
     if not own.share:
         return own.span(low, high)
     return UNKNOWN if low <= 0 and high >= 1 else own.span(max(low, 0.0), min(high, 1.0))
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

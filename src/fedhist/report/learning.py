@@ -11,6 +11,7 @@ from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, 
 from fedhist.report.measure import known, last
 from fedhist.store.history import ACCURACY, AXES, History
 from fedhist.store.measure import Measure
+from fedhist.store.plot import common_rounds
 
 MOST_CLASSES = 20  # with numbers in the cells; with more there is no room
 MOST_METRICS = 12  # to choose from
@@ -35,9 +36,8 @@ def course_of(histories: Sequence[History], measure: Measure) -> Course:
 
     Runs in which the metric is never known do not count.
     """
-    first, end = max(h.round[0] for h in histories), min(h.round[-1] for h in histories)
-    every = sorted({r for h in histories for r in h.round if first <= r <= end} or {end})
-    rounds = np.array(every, float)[fig.thinned(len(every), fig.POINTS)]
+    every = common_rounds([h.round for h in histories])
+    rounds = every[fig.thinned(len(every), fig.POINTS)]
     cost = {name: np.mean([np.interp(rounds, h.round, h.cost(name)) for h in histories], axis=0) for name in AXES}
     rows = np.array([np.interp(rounds, h.round, np.array(h[measure.name], float)) for h in histories])
     some = np.isfinite(rows).any(axis=1)

@@ -7,10 +7,10 @@ import numpy as np
 
 from fedhist.report.cost import amount
 from fedhist.report.figure import NAMED, counted, listed
-from fedhist.report.final import ends_of, ranked, test
+from fedhist.report.final import ends_of, ranked
 from fedhist.report.gather import Gathered, Group
 from fedhist.store.recording import in_units
-from fedhist.store.statistics import holm
+from fedhist.store.statistics import tested
 
 LEVEL = 0.05
 """Below which p, corrected for the number of methods, two methods are told apart."""
@@ -37,13 +37,10 @@ def verdict(group: Group) -> str:
 
 def _sure(group: Group, best: str, others: Sequence[str]) -> str:
     """Return which of the other methods are not told apart from the best."""
-    ends = ends_of(group)
-    tests = {method: test(group.measure, ends[best], ends[method]) for method in others}
-    known = {method: each for method, each in tests.items() if each is not None}
+    known = tested(best, ends_of(group), higher=group.measure.higher)
     if not known:
         return "; one seed in common cannot say whether that is chance"
-    corrected = dict(zip(known, holm([each.p for each in known.values()]), strict=True))
-    level = [method for method in others if method in known and corrected[method] >= LEVEL]
+    level = [method for method in others if method in known and known[method].corrected >= LEVEL]
     least, most = min(each.pairs for each in known.values()), max(each.pairs for each in known.values())
     seeds = counted(most, "seed") if least == most else f"{least} to {most} seeds"
     if not level:

@@ -1,6 +1,6 @@
 """The runs of a comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -10,7 +10,7 @@ from fedhist.errors import FedHistError, require, unknown
 from fedhist.store.history import AXES, History, run_name
 from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.plot import plot_runs
-from fedhist.store.statistics import FEWEST_PAIRS, holm, paired
+from fedhist.store.statistics import FEWEST_PAIRS, said_p, tested
 from fedhist.store.table import Table, frame, html_table
 
 MOST_LINES = 12
@@ -104,9 +104,7 @@ class Comparison(list[History]):
             raise unknown("baseline", baseline, names)
         ends = {name: self._ends(name, own) for name in names}
         against = baseline or (BASELINE if BASELINE in names else names[0])
-        tests = {name: paired(*_ordered(own, ends[against], ends[name])) for name in names if name != against}
-        known = {name: test for name, test in tests.items() if test is not None}
-        corrected = dict(zip(known, holm([test.p for test in known.values()]), strict=True))
+        known = tested(against, ends, higher=own.higher)
         lines = []
         for name in names:
             runs, test = self[name], known.get(name)
@@ -122,9 +120,9 @@ class Comparison(list[History]):
                 (f"{against} minus it" if own.higher else f"it minus {against}"): (
                     "" if test is None else own.gap(test.mean, test.half)
                 ),
-                "p": "" if test is None else _p(test.p),
-                "p, corrected": "" if test is None or len(known) < 2 else _p(corrected[name]),
-                "p, Wilcoxon": "" if wilcoxon is None else _p(wilcoxon),
+                "p": "" if test is None else said_p(test.p),
+                "p, corrected": "" if test is None or len(known) < 2 else said_p(test.corrected),
+                "p, Wilcoxon": "" if wilcoxon is None else said_p(wilcoxon),
             })  # fmt: skip
         if not any(history.diverged for history in self):
             for line in lines:
@@ -194,17 +192,8 @@ class Comparison(list[History]):
         return plot_runs(runs, self[0].measure(metric), against or ("time" if varied else "rounds"), title, ax)
 
 
-def _ordered(measure: Measure, first: dict[int, float], second: dict[int, float]) -> Sequence[dict[int, float]]:
-    """Return both such that the first minus the second is positive where the first is better."""
-    return (first, second) if measure.higher else (second, first)
-
-
 def _over(measure: Measure, values: Mapping[int, float]) -> str:
     """Return the mean over seeds, and the standard deviation where there are several."""
     known = [*values.values()]
     mean = float(np.mean(known)) if known else None
     return measure.text(mean, float(np.std(known, ddof=1)) if len(known) > 1 else None)
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -71,6 +71,12 @@ class Line(NamedTuple):
         return (float(self.at[known[-1]]), float(self.mean[known[-1]])) if len(known) else (math.nan, math.nan)
 
 
+def common_rounds(runs: Sequence[Sequence[float]]) -> Floats:
+    """Return the rounds in which any run was evaluated and which all have reached; at least one."""
+    first, end = max(each[0] for each in runs), min(each[-1] for each in runs)
+    return np.array(sorted({r for each in runs for r in each if first <= r <= end} or {end}), float)
+
+
 def line_of(name: str, runs: Sequence[Run], measure: Measure, against: str) -> Line | None:
     """Return the mean course of a method's runs, those that diverged only if all did; None if there is none."""
     live = [run for run in runs if not run.diverged]
@@ -80,10 +86,8 @@ def line_of(name: str, runs: Sequence[Run], measure: Measure, against: str) -> L
     drawn = [run for run in (live or runs) if any(value is not None for value in run[measure.name])]
     if not drawn:
         return None
-    rounds = [np.array([each.round for each in run.evaluations], float) for run in drawn]
-    first, end = max(each[0] for each in rounds), min(each[-1] for each in rounds)
-    common = np.unique(np.concatenate(rounds))
-    common = common[(common >= first) & (common <= end)] if first <= end else np.array([end])
+    rounds = [[each.round for each in run.evaluations] for run in drawn]
+    common = common_rounds(rounds)
     values = [np.array(run[measure.name], float) * measure.scale for run in drawn]
     rows = np.array([np.interp(common, own, each) for own, each in zip(rounds, values, strict=True)])
     costs = [np.interp(common, own, run.cost(against)) for own, run in zip(rounds, drawn, strict=True)]

@@ -1,7 +1,7 @@
 """What may be concluded from a few seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,8 @@ class Paired:
     half: float
     p: float
     """Of the paired t-test."""
+    corrected: float
+    """The same, corrected for the number of methods that were tested at once."""
     wilcoxon: float | None
     """Of Wilcoxon's signed-rank test; None for fewer than six pairs, where it cannot be small."""
     pairs: int
@@ -48,7 +50,26 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     wilcoxon = None
     if len(gaps) >= FEWEST_PAIRS:
         wilcoxon = float(stats.wilcoxon(gaps).pvalue) if gaps.any() else 1.0
-    return Paired(float(gaps.mean()), half, p, wilcoxon, len(gaps))
+    return Paired(float(gaps.mean()), half, p, p, wilcoxon, len(gaps))
+
+
+def tested(baseline: str, ends: Mapping[str, Mapping[int, float]], *, higher: bool = True) -> dict[str, Paired]:
+    """Test one method against each of the others; those without two common seeds are left out.
+
+    Differences are positive where the baseline is better: where it is the higher one, or else the lower.
+    """
+    own = ends[baseline]
+    pairs = {
+        name: paired(own, each) if higher else paired(each, own) for name, each in ends.items() if name != baseline
+    }
+    known = {name: test for name, test in pairs.items() if test is not None}
+    corrected = holm([test.p for test in known.values()])
+    return {name: replace(test, corrected=p) for (name, test), p in zip(known.items(), corrected, strict=True)}
+
+
+def said_p(p: float) -> str:
+    """Return a p-value as tables have it."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 @dataclass(frozen=True)
