@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhist.store.statistics import half_width, holm, paired, rank_correlation, tested, tier_shares
+from fedhist.store.statistics import half_width, holm, paired, paired_with, rank_correlation, tier_shares
 
 A = {0: 5.0, 1: 7.0, 2: 6.0, 9: 100.0}
 B = {0: 4.0, 1: 5.0, 2: 3.0, 8: 0.0}
@@ -62,10 +62,12 @@ def test_holm_by_hand() -> None:
 
 def test_one_method_against_all_others() -> None:
     ends = {"a": {0: 5.0, 1: 6.0, 2: 7.0}, "b": {0: 4.0, 1: 4.5, 2: 6.5}, "c": {0: 1.0, 1: 2.5, 2: 3.0}, "d": {0: 9.0}}
-    found = tested("a", ends)
+    found = paired_with("a", ends)
     assert [*found] == ["b", "c"]  # one seed in common is no pair of pairs
     assert [each.corrected for each in found.values()] == holm([each.p for each in found.values()])
-    assert found["b"].mean == pytest.approx(1.0) and tested("a", ends, higher=False)["b"].mean == pytest.approx(-1.0)
+    assert found["b"].mean == pytest.approx(1.0) and paired_with("a", ends, higher=False)["b"].mean == pytest.approx(
+        -1.0
+    )
 
 
 def test_rank_correlation() -> None:

@@ -156,11 +156,6 @@ class Evaluations:
             log_evaluation(done.round, metrics)
             self._keep(done.round, metrics, done.epsilon)
 
-    def evaluated_on_clients(self, round_: int) -> bool:
-        """Whether clients have evaluated the model of a round, or are about to."""
-        asked = any(asked.round == round_ for asked in self.pending.values())
-        return asked or round_ in self._replies or round_ in self.result.evaluate_metrics_clientapp
-
     def _keep_clients(self, round_: int, replies: dict[int, Message], time: float) -> None:
         """Keep what clients have found: their mean, and what each of them has."""
         try:

@@ -18,7 +18,7 @@ from fedhist.paper.tables import final, markdown, mean_and_spread, rare_accuracy
 from fedhist.report.curves import drawing
 from fedhist.simulation.methods import as_method
 from fedhist.store.recording import in_units
-from fedhist.store.statistics import half_width, paired, tested
+from fedhist.store.statistics import half_width, paired, paired_with
 from fedhist.strategies.memory import buffer_bytes
 
 SIGNIFICANT, NEAR = 0.05, 2.0
@@ -73,7 +73,7 @@ def level(scores: Mapping[str, Seeds]) -> set[str]:
     worse. The best itself is among them; without at least two seeds it is alone.
     """
     best = best_of(scores)
-    tests = tested(best, scores)
+    tests = paired_with(best, scores)
     return {best, *(name for name, test in tests.items() if test.corrected >= SIGNIFICANT and test.mean <= NEAR)}
 
 

@@ -10,7 +10,7 @@ from fedhist.report.measure import last
 from fedhist.report.table import WORST_CLIENTS, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.store.comparison import Comparison
 from fedhist.store.measure import UNKNOWN, Measure
-from fedhist.store.statistics import half_width, said_p, tested
+from fedhist.store.statistics import half_width, paired_with, said_p
 
 INTERVAL = "95 % interval"
 ALIKE = ("seeds", "mean staleness")
@@ -64,7 +64,7 @@ def final_table(group: Group, baseline: str | None) -> Final:
     """Return the table of a group, with tests against `baseline`: FedHist, or the first method."""
     runs, own, ends = group.comparison, group.measure, ends_of(group)
     against = next((method for method in (baseline, "FedHist", *ends) if method in ends), "")
-    known = tested(against, ends, higher=own.higher) if ends else {}
+    known = paired_with(against, ends, higher=own.higher) if ends else {}
     found = {row.method: row for row in rows(Comparison([run.history for run in group.runs]), group.target)}
     table = [found[method] for method in ranked(group)]
     some_diverged = any(row.diverged for row in table)

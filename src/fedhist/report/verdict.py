@@ -10,7 +10,7 @@ from fedhist.report.figure import NAMED, counted, listed
 from fedhist.report.final import ends_of, ranked
 from fedhist.report.gather import Gathered, Group
 from fedhist.store.recording import in_units
-from fedhist.store.statistics import tested
+from fedhist.store.statistics import paired_with
 
 LEVEL = 0.05
 """Below which p, corrected for the number of methods, two methods are told apart."""
@@ -37,7 +37,7 @@ def verdict(group: Group) -> str:
 
 def _sure(group: Group, best: str, others: Sequence[str]) -> str:
     """Return which of the other methods are not told apart from the best."""
-    known = tested(best, ends_of(group), higher=group.measure.higher)
+    known = paired_with(best, ends_of(group), higher=group.measure.higher)
     if not known:
         return "; one seed in common cannot say whether that is chance"
     level = [method for method in others if method in known and known[method].corrected >= LEVEL]

@@ -10,7 +10,7 @@ from fedhist.errors import FedHistError, require, unknown
 from fedhist.store.history import AXES, History, run_name
 from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.plot import plot_runs
-from fedhist.store.statistics import FEWEST_PAIRS, said_p, tested
+from fedhist.store.statistics import FEWEST_PAIRS, paired_with, said_p
 from fedhist.store.table import Table, frame, html_table
 
 MOST_LINES = 12
@@ -104,7 +104,7 @@ class Comparison(list[History]):
             raise unknown("baseline", baseline, names)
         ends = {name: self._ends(name, own) for name in names}
         against = baseline or (BASELINE if BASELINE in names else names[0])
-        known = tested(against, ends, higher=own.higher)
+        known = paired_with(against, ends, higher=own.higher)
         lines = []
         for name in names:
             runs, test = self[name], known.get(name)

@@ -53,7 +53,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired | None:
     return Paired(float(gaps.mean()), half, p, p, wilcoxon, len(gaps))
 
 
-def tested(baseline: str, ends: Mapping[str, Mapping[int, float]], *, higher: bool = True) -> dict[str, Paired]:
+def paired_with(baseline: str, ends: Mapping[str, Mapping[int, float]], *, higher: bool = True) -> dict[str, Paired]:
     """Test one method against each of the others; those without two common seeds are left out.
 
     Differences are positive where the baseline is better: where it is the higher one, or else the lower.
