@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedhist as fh
-from fedhist.simulation.checkpoint import carry_over
+from fedhist.simulation.regroup import carry_over
 from tests.simulation.test_checkpoint import assert_same
 
 ROUNDS = 20

@@ -66,11 +66,16 @@ def run_experiment(
         lambda seed: task_of(settings, seed, progress),
         seeds=range(first, first + seeds),
         on_round=on_round,
-        checkpoint=checkpoint if settings["engine"] == "local" else None,
+        checkpoint=checkpoint,
         inexact=inexact,
-        **{name: settings[name] for name in ("device", "trainer", "engine", "checkpoint_every")},
+        **how_to(settings),
         **options,
     )
+
+
+def how_to(settings: Settings) -> dict[str, Any]:
+    """Return how the runs are carried out, as :func:`fedhist.simulate_many` takes it."""
+    return {name: settings[name] for name in ("device", "trainer", "engine", "gpu_share", "checkpoint_every")}
 
 
 def for_trials(settings: Settings) -> dict[str, Any]:

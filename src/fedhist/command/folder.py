@@ -128,8 +128,6 @@ class RunFolder:
             folder = cls(path, command, settings, own, stack, None)
             if command == "run":
                 folder.settings.require_one()
-            fits = folder.settings["engine"] == "local" or not folder.saved
-            require(fits, f"{relative} was begun with engine='local' and can only be resumed so; see its {CONFIG}.")
             folder._show_settings()
             folder._lock = stack.pop_all()
         return folder

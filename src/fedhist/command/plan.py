@@ -104,6 +104,7 @@ def _numbers(name: str, text: str | None, kind: Callable[[str], float]) -> list[
 
 def carry_out_plan(folder: RunFolder, quiet: bool, inexact: bool = False) -> None:
     """Run the sweep that a folder was claimed for, from where it was stopped, and write the results."""
+    from fedhist.command.experiment import how_to  # noqa: PLC0415
     from fedhist.report.plan import Findings  # noqa: PLC0415
     from fedhist.simulation.sweep import carry_out  # noqa: PLC0415
 
@@ -112,11 +113,11 @@ def carry_out_plan(folder: RunFolder, quiet: bool, inexact: bool = False) -> Non
         progress.announce(_about(sweep))
         swept = carry_out(
             sweep,
-            folder.checkpoint if settings["engine"] == "local" else None,
+            folder.checkpoint,
             progress.begin,
             on_round=progress,
-            inexact=inexact if settings["engine"] == "local" else False,
-            **{name: settings[name] for name in ("device", "trainer", "engine", "checkpoint_every")},
+            inexact=inexact,
+            **how_to(settings),
         )
     findings = Findings(swept)
     with folder.finishing():

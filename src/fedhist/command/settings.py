@@ -67,6 +67,7 @@ class Experiment:
     device: str = option("auto", "auto (all GPUs, or the CPU), cpu, cuda or a certain GPU such as cuda:1.", "Run")
     trainer: str = option("auto", "auto, reference, threaded, native or batched.", "Run")
     engine: str = option("local", "local, or ray to spread the runs over a Ray cluster.", "Run")
+    gpu_share: float = option(1.0, "With ray, the share of a GPU that a piece of work takes.", "Run")
     checkpoint_every: float = option(10.0, "Seconds between checkpoints, from which `fedhist resume` continues.", "Run")
 
 

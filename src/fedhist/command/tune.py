@@ -141,7 +141,7 @@ def carry_out_search(folder: RunFolder, quiet: bool, inexact: bool = False) -> N
 
 def _search(folder: RunFolder, progress: _Progress, inexact: bool) -> Tuned:
     """Run the search of a folder."""
-    from fedhist.command.experiment import MOST_SEEDS, completed, for_trials, task_of  # noqa: PLC0415
+    from fedhist.command.experiment import MOST_SEEDS, completed, for_trials, how_to, task_of  # noqa: PLC0415
     from fedhist.report.tuned import tune as search  # noqa: PLC0415
 
     settings = completed(folder.settings)
@@ -168,7 +168,7 @@ def _search(folder: RunFolder, progress: _Progress, inexact: bool) -> Tuned:
         on_round=progress,
         inexact=inexact,
         **how,
-        **{name: settings[name] for name in ("device", "trainer", "engine", "checkpoint_every")},
+        **how_to(settings),
         **options,
     )
 

@@ -265,7 +265,6 @@ def tune(
     about, how = divided("tune", options, without=NOT_PASSED)
     if "fraction" in how:
         raise unknown_option("tune()", "fraction", about)
-    require(how.get("engine", "local") == "local", "tune continues runs, which engine='ray' cannot; use 'local'.")
     about.pop("client_eval_every", None)
     tasks = _held_back(tasks_by_seed(task, seeds), held_back)
     first = next(iter(tasks.values()))

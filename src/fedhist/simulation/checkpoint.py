@@ -5,12 +5,11 @@ versions that clients still hold, what the strategy and the clients remember, an
 """
 
 import contextlib
-import shutil
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,13 +114,9 @@ class Saved:
     inexact: str | None = None
     """What is not as it was where they were saved, so that they will end with other bits."""
 
-    @property
-    def file(self) -> str:
-        """The name of the file for these runs."""
-        return _file_name(self.kind, self.members)
 
-
-def _file_name(kind: str, members: Iterable[int]) -> str:
+def file_name(kind: str, members: Iterable[int]) -> str:
+    """Return the name of the file of some runs."""
     return f"runs-{kind}-{min(members):05d}.safetensors"
 
 
@@ -172,6 +167,10 @@ class Checkpoints:
         What decides the bits of each trial's result; needed only with a folder.
     inexact
         Whether to resume also where that is not what it was.
+    numbers
+        The numbers of the trials in the files, where these are some of the trials of a call; by default from 0 on.
+    on_saved
+        Called with each file that was written, and its round.
     """
 
     def __init__(
@@ -182,9 +181,12 @@ class Checkpoints:
         numerics: Sequence[dict[str, str]],
         *,
         inexact: bool = False,
+        numbers: Sequence[int] | None = None,
+        on_saved: Callable[[Path, int], None] | None = None,
     ) -> None:
         self.folder, self.plans = None if folder is None else as_path("checkpoint", folder), plans
         self._numerics, self._inexact = numerics, flag("inexact", inexact)
+        self._numbers, self._on_saved = range(len(plans)) if numbers is None else numbers, on_saved
         self.every = number("checkpoint_every", every, 0)
         self._last, self._cost, self._failing = time.perf_counter(), 0.0, False
         self._descriptions: dict[int, dict[str, Any]] = {}
@@ -195,7 +197,9 @@ class Checkpoints:
         if self.folder is not None:
             self._lock.enter_context(claimed(self.folder, "runs-*"))
             try:
-                self._kept = {state.file: state for state in self.found()}  # read once; saving again replaces them
+                self._kept = {
+                    self._name(state): state for state in self.found()
+                }  # read once; saving again replaces them
                 self.resumed = bool(self._kept)
             except BaseException:
                 self.close()
@@ -204,6 +208,10 @@ class Checkpoints:
     def close(self) -> None:
         """Release the lock on the folder."""
         self._lock.close()
+
+    def _name(self, state: Saved) -> str:
+        """Return the name of the file of some runs."""
+        return file_name(state.kind, [self._numbers[i] for i in state.members])
 
     def found(self) -> list[Saved]:
         """Return the states there are, on disk or in memory."""
@@ -216,20 +224,19 @@ class Checkpoints:
         return next((state for state in self.found() if (state.members, state.kind) == (members, kind)), None)
 
     def _read(self, file: Path) -> Saved:
-        tensors, stored = _stored(file)
+        tensors, stored = stored_in(file)
         try:
             by_run: dict[str, dict[str, Tensor]] = {str(place): {} for place in range(len(stored["facts"]))}
             for name, tensor in tensors.items():
                 place, _, rest = name.partition(".")
                 by_run[place][rest] = tensor
             descriptions, pairs = stored.pop("described"), stored.pop("members")
-            members, numerics = dict(pairs), stored.pop("numerics")
+            require_among(self._numbers, pairs, file)
+            members, numerics = {self._numbers.index(i): device for i, device in pairs}, stored.pop("numerics")
             state = Saved(members=members, tensors=list(by_run.values()), **stored)
-            fits = state.file == file.name and len(members) == len(pairs) == len(by_run)
-            require(fits, f"its name or its number of runs is not that of {brief(members)}")
+            fits = self._name(state) == file.name and len(members) == len(pairs) == len(by_run)
+            require(fits, f"its name or its number of runs is not that of {brief(dict(pairs))}")
             for i, description in zip(members, descriptions, strict=True):
-                if i >= len(self.plans):
-                    raise FedHistError(f"{file} holds a run that is not among these {len(self.plans)}.")
                 for name, value in self._described(i).items():
                     if description.get(name) != value:
                         raise FedHistError(
@@ -276,77 +283,61 @@ class Checkpoints:
 
     def save(self, state: Saved) -> None:
         """Save a state; if its file cannot be written, warn and keep it in memory."""
-        started = time.perf_counter()
-        if self.folder is None or not self._written(self.folder / state.file, state):
-            self._kept.pop(state.file, None)  # two at a time may not fit
+        started, name = time.perf_counter(), self._name(state)
+        if self.folder is None or not self._written(self.folder / name, state):
+            self._kept.pop(name, None)  # two at a time may not fit
             copies = [{name: t.detach().to("cpu", copy=True) for name, t in each.items()} for each in state.tensors]
-            self._kept[state.file] = replace(state, tensors=copies)
+            self._kept[name] = replace(state, tensors=copies)
         self._last = time.perf_counter()
         self._cost = self._last - started
 
     def _written(self, file: Path, state: Saved) -> bool:
         tensors = {f"{place}.{name}": t for place, each in enumerate(state.tensors) for name, t in each.items()}
         facts = {name: getattr(state, name) for name in ("kind", "round", "wall_seconds", "facts")}
-        facts |= {"members": list(state.members.items()), "described": [self._described(i) for i in state.members]}
+        facts["members"] = [(self._numbers[i], device) for i, device in state.members.items()]
+        facts["described"] = [self._described(i) for i in state.members]
         facts["numerics"] = [self._numerics[i] for i in state.members]
         try:
             snapshot.write(file, KIND, tensors, facts)
         except OSError as error:
             if not self._failing:  # once is enough, until it has worked again
-                kept = "the one before is still there" if file.exists() else "there is none before it"
-                warnings.warn(
-                    f"the checkpoint after round {state.round} could not be written to {self.folder} "
-                    f"({error.strerror or error}); the run continues, and {kept}.",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
+                warn_unwritten(file, state.round, error)
             self._failing = True
             return False
         self._failing = False
-        self._kept.pop(state.file, None)
+        self._kept.pop(file.name, None)
+        if self._on_saved is not None:
+            self._on_saved(file, state.round)
         return True
 
 
-def _stored(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def warn_unwritten(file: Path, round_: int, error: OSError) -> None:
+    """Warn that a checkpoint could not be written."""
+    kept = "the one before is still there" if file.exists() else "there is none before it"
+    warnings.warn(
+        f"the checkpoint after round {round_} could not be written to {file.parent} "
+        f"({error.strerror or error}); the run continues, and {kept}.",
+        CheckpointWarning,
+        stacklevel=3,
+    )
+
+
+def require_among(numbers: Collection[int], pairs: Iterable[tuple[int, int]], file: Path) -> None:
+    """Raise unless a file holds no others than these trials."""
+    if any(i not in numbers for i, _ in pairs):
+        raise FedHistError(f"{file} holds a run that is not among these {len(numbers)}.")
+
+
+Content = tuple[dict[str, Tensor], dict[str, Any]]
+"""The tensors and the facts of a file."""
+
+
+def stored_in(file: Path) -> Content:
     """Return the tensors and the checked facts of a file."""
     from fedhist.simulation.facts import Stored  # noqa: PLC0415 (pydantic is not needed to simulate)
     from fedhist.store.schema import reader  # noqa: PLC0415
 
     return snapshot.read(file, KIND, lambda text: reader(Stored)(text).model_dump())
-
-
-def carry_over(saved: Sequence[tuple[Path, int]], folder: Path) -> None:
-    """Make a folder from which a call can resume trials that were saved in others, completely or not at all.
-
-    `saved` names, for each trial of that call, the folder it was saved in and the number it had there. Runs that can
-    take their rounds together are put into one file, so that they will.
-    """
-    together: dict[tuple[object, ...], tuple[dict[str, Tensor], dict[str, Any]]] = {}
-    for home in dict.fromkeys(home for home, _ in saved):
-        new = {number: i for i, (own, number) in enumerate(saved) if own == home}
-        for file in sorted(home.glob("runs-*.safetensors")):
-            tensors, stored = _stored(file)
-            for place, (i, device) in enumerate(stored["members"]):
-                if i not in new:
-                    continue
-                about = stored["described"][place]
-                key = stored["kind"], stored["round"], about.get("rounds"), about.get("eval_every")
-                none: dict[str, Any] = {name: [] for name in ("members", "facts", "described", "numerics")}
-                kept, facts = together.setdefault(key, ({}, {**stored, **none}))
-                to = len(facts["members"])
-                kept |= {
-                    f"{to}.{n.split('.', 1)[1]}": t for n, t in tensors.items() if n.split(".", 1)[0] == str(place)
-                }
-                facts["members"].append((new[i], device))
-                for name in ("facts", "described", "numerics"):
-                    facts[name].append(stored[name][place])
-                facts["wall_seconds"] = max(facts["wall_seconds"], stored["wall_seconds"])
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for tensors, stored in together.values():
-        snapshot.write(part / _file_name(stored["kind"], dict(stored["members"])), KIND, tensors, stored)
-    part.rename(folder)
 
 
 def described(trial: Trial) -> dict[str, Any]:

@@ -1,77 +1,184 @@
 """Trials spread over a Ray cluster."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from fedhist.errors import DivergedError, FedHistError, InvalidInput
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, as_path
+from fedhist.simulation.checkpoint import Interrupted, asked_to_stop, claimed
 from fedhist.simulation.hooks import OnRound
+from fedhist.simulation.mirror import Begun, Done, Keeper, Message, Warned, work
+from fedhist.simulation.regroup import divide
+from fedhist.simulation.run import recordings_of
 from fedhist.simulation.trial import Trial
 from fedhist.store.history import History
+from fedhist.store.recording import ABOUT, check_room, start_of
 
-RETRIES = 3
-"""How often a piece of work is begun again when the worker that had it dies."""
+ATTEMPTS = 4
+"""How often a piece of work is given to a worker that dies without having saved anything new."""
+PATIENCE = 0.5
+"""Seconds after which it is looked whether Ctrl-C was pressed."""
+UNREAD = 4
+"""Messages of a worker that wait to be read, before it waits itself."""
 
 
 def spread(
     run: Callable[..., list[History]],
     trials: Sequence[Trial],
-    device: str,
-    trainer: str,
-    on_round: OnRound | None,
+    device: str = "auto",
+    trainer: str = "auto",
+    on_round: OnRound | None = None,
+    checkpoint: str | Path | None = None,
+    *,
+    gpu_share: float = 1.0,
+    **how: Any,
 ) -> list[History]:
     """Let the workers of a Ray cluster `run` trials; return their histories in the same order.
 
     The cluster is the one this process is connected to, the one ``RAY_ADDRESS`` names, or one of this machine's own.
-    Each GPU gets an equal part of the trials, to train as one batch; without GPUs every trial is a piece of work for
-    one core. What a dying worker had not finished is done again by another, with the same result.
+    Each GPU, or each share of one, gets an equal part of the trials, to train as one batch; without GPUs every trial is
+    a piece of work for one core. What a dying worker had is resumed by another from its last checkpoint; without
+    checkpoints, it is begun anew. The result is the same.
     """
     ray = _imported()
-    started_here = not ray.is_initialized()
-    if started_here:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = os.environ.get("RAY_ADDRESS", "this machine")
-            raise InvalidInput(f"no Ray cluster could be reached or started at {where}: {error}") from error
-    pending: dict[Any, list[int]] = {}
-    try:
+    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
+    with contextlib.ExitStack() as stack:
+        asked: list[int] = []
+        if folder is not None:
+            stack.enter_context(claimed(folder, "runs-*"))
+        recordings = recordings_of(trials)
+        if folder is None or not any(folder.glob("runs-*.safetensors")):
+            check_room(recordings, resumable=folder is not None)
+        for record, about in recordings.items():
+            if (record / ABOUT).exists():
+                start_of(record, about)
+        stack.enter_context(_connected(ray))
+        if folder is not None:  # after connecting, since Ray has a handler of its own
+            asked = stack.enter_context(asked_to_stop())
         gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-        pieces = [list(range(len(trials)))[i::gpus] for i in range(min(gpus, len(trials)))] if gpus else []
-        pieces = pieces or [[i] for i in range(len(trials))]
-        work = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_piece)
+        pieces = _pieces(len(trials), gpus, gpu_share)
+        if folder is not None:
+            divide(folder, pieces)
+        how |= {"device": device, "trainer": trainer, "on_round": None, "gpu_share": gpu_share}
+        remote = ray.remote(
+            num_cpus=1,
+            num_gpus=gpu_share if gpus else 0,
+            max_retries=0,  # Ray would begin anew
+            num_returns="streaming",
+            _generator_backpressure_num_objects=UNREAD,
+        )(_work)
         tasks = {id(trial.task): ray.put(trial.task) for trial in trials}  # sent once, not with every trial
-        for piece in pieces:
-            parts = [(tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece]
-            refs, rests = [ref for ref, _ in parts], [rest for _, rest in parts]
-            pending[work.remote(run, refs, rests, device, trainer)] = piece
-        histories, diverged = dict[int, History](), dict[int, DivergedError]()
-        while pending:
-            (ready,), _ = ray.wait(list(pending), num_returns=1)
-            piece = pending.pop(ready)
-            try:
-                done, diverged[piece[0]] = ray.get(ready)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, FedHistError) else error from None
-            except ray.exceptions.RayError as error:
-                names, what = "; ".join(str(trials[i]) for i in piece), str(error).strip().splitlines()[0]
-                raise FedHistError(f"{names} could not be finished in {RETRIES + 1} attempts: {what}") from error
-            histories |= zip(piece, done, strict=True)
-            if on_round:
-                on_round(trials[piece[0]].rounds, done)
-        found = [histories[i] for i in range(len(trials))]
-        if all(history.diverged for history in found):
-            diverged[0].histories = found
-            raise diverged[0]
+
+        def begin(piece: Sequence[int], begun: Begun) -> Any:
+            parts = {i: (tasks[id(trials[i].task)], _without_task(trials[i])) for i in piece}
+            return remote.remote(run, parts, ray.put(begun), None if folder is None else str(folder), how)
+
+        keeper = Keeper(folder, trials)
+        return _Driver(ray, trials, keeper, begin, asked).drive(pieces, on_round)
+
+
+def _pieces(trials: int, gpus: int, share: float) -> list[list[int]]:
+    """Return which trials make up each piece of work."""
+    places = gpus * int(1 / share + 1e-9) or trials  # a share lies on one GPU
+    return [list(range(trials))[i::places] for i in range(min(places, trials))]
+
+
+class _Driver:
+    """Gives pieces of work to workers, and keeps what they send."""
+
+    def __init__(
+        self,
+        ray: Any,
+        trials: Sequence[Trial],
+        keeper: Keeper,
+        begin: Callable[[Sequence[int], Begun], Any],
+        asked: Sequence[int],
+    ) -> None:
+        self.ray, self.trials, self.keeper, self.begin, self.asked = ray, trials, keeper, begin, asked
+        self.pending: dict[Any, Sequence[int]] = {}
+        self.failed: dict[int, int] = {}
+        """By its first trial, how often in succession a piece of work has failed without any news."""
+
+    def drive(self, pieces: Sequence[Sequence[int]], on_round: OnRound | None) -> list[History]:
+        """Return the histories of all trials."""
+        histories, diverged = dict[int, History](), dict[int, DivergedError | None]()
+        try:
+            for piece in pieces:
+                self.pending[self.begin(piece, self.keeper.begun(piece))] = piece
+            while self.pending:
+                for piece, message in self._messages():
+                    self.failed.pop(piece[0], None)
+                    if isinstance(message, Warned):
+                        warnings.warn(message.warning, stacklevel=4)
+                    elif isinstance(message, Done):
+                        histories |= zip(piece, message.histories, strict=True)
+                        diverged[piece[0]] = message.diverged
+                        if on_round:
+                            on_round(max(history.rounds for history in message.histories), message.histories)
+                    else:
+                        self.keeper.keep(message)
+                if self.asked and self.pending:
+                    raise Interrupted(self.keeper.round, self.asked[0])
+        finally:
+            for left in self.pending:  # after an error or an interruption their results are not wanted
+                self.ray.cancel(left, force=True)
+        found, first = [histories[i] for i in range(len(self.trials))], diverged[0]
+        if first is not None and all(history.diverged for history in found):
+            first.histories = found
+            raise first
+        for trial, history in zip(self.trials, found, strict=True):
+            if trial.record is not None:
+                history.save(trial.record)
         return found
+
+    def _messages(self) -> Iterator[tuple[Sequence[int], Message]]:
+        """Return the next message, if there is one soon; what a dead worker had is given to another."""
+        ready, _ = self.ray.wait(list(self.pending), timeout=PATIENCE, fetch_local=False)
+        for stream in ready:
+            piece = self.pending[stream]
+            try:
+                message = self.ray.get(next(stream))
+            except self.ray.exceptions.RayTaskError as error:
+                raise error.cause if isinstance(error.cause, FedHistError) else error from None
+            except (self.ray.exceptions.RayError, StopIteration) as error:
+                del self.pending[stream]
+                self._again(piece, error)
+                continue
+            if isinstance(message, Done):
+                del self.pending[stream]
+            yield piece, message
+
+    def _again(self, piece: Sequence[int], error: BaseException) -> None:
+        self.failed[piece[0]] = self.failed.get(piece[0], 0) + 1
+        if self.failed[piece[0]] == ATTEMPTS:
+            names = "; ".join(str(self.trials[i]) for i in piece)
+            what = (str(error).strip().splitlines() or ["its worker ended"])[0]
+            raise FedHistError(f"{names} could not be finished in {ATTEMPTS} attempts: {what}") from error
+        self.pending[self.begin(piece, self.keeper.begun(piece))] = piece
+
+
+@contextlib.contextmanager
+def _connected(ray: Any) -> Iterator[None]:
+    """Be connected to a cluster."""
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = os.environ.get("RAY_ADDRESS", "this machine")
+        raise InvalidInput(f"no Ray cluster could be reached or started at {where}: {error}") from error
+    try:
+        yield
     finally:
-        for left in pending:  # after an error or an interruption their results are not wanted
-            ray.cancel(left, force=True)
-        if started_here:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _imported() -> Any:
@@ -91,15 +198,20 @@ def _without_task(trial: Trial) -> dict[str, Any]:
     return {"strategy": trial.method, **{name: getattr(trial, name) for name in names}}
 
 
-def _piece(
-    run: Callable[..., list[History]], tasks: Sequence[Any], rests: Sequence[dict[str, Any]], device: str, trainer: str
-) -> tuple[Sequence[History], DivergedError | None]:
-    """Run some trials, on a worker; return their histories, and the error if all of them diverged."""
+def _work(
+    run: Callable[..., list[History]],
+    parts: Mapping[int, tuple[Any, dict[str, Any]]],
+    begun: Begun,
+    folder: str | None,
+    how: Mapping[str, Any],
+) -> Iterator[Message]:
+    """Carry out a piece of work, on a worker."""
     import ray  # noqa: PLC0415
 
-    known = {ref: ray.get(ref) for ref in tasks}  # one object for each task, so that trials share its data
-    trials = [Trial(task=known[ref], **rest) for ref, rest in zip(tasks, rests, strict=True)]
-    try:
-        return run(trials, device=device, trainer=trainer), None
-    except DivergedError as error:  # those on other workers may not have
-        return error.histories, error
+    known = {ref: ray.get(ref) for ref, _ in parts.values()}  # one object for each task, so that trials share its data
+
+    def made(task: Any, rest: Mapping[str, Any], record: Path | None) -> Trial:
+        return Trial(task=task, **{**rest, "record": None if rest["record"] is None else record})
+
+    trials = {i: partial(made, known[ref], rest) for i, (ref, rest) in parts.items()}
+    yield from work(run, trials, begun, folder, **how)

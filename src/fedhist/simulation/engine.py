@@ -26,7 +26,7 @@ from fedhist.simulation.keywords import ComparisonOptions, RunOptions
 from fedhist.simulation.methods import Method
 from fedhist.simulation.numerics import numerics
 from fedhist.simulation.plan import Plan, available, devices_of, exactly, in_waves, memory_needed, plan, source_of
-from fedhist.simulation.run import Run, recording_of
+from fedhist.simulation.run import Run, recordings_of
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.wave import Rewind, Wave
 from fedhist.store.comparison import Comparison
@@ -136,6 +136,7 @@ def simulate_many(
     checkpoint_every: float = SECONDS_BETWEEN,
     inexact: bool = False,
     fraction: float = 1.0,
+    gpu_share: float = 1.0,
 ) -> list[History]:
     """Run many trials, side by side where possible, and return their histories in the same order.
 
@@ -160,7 +161,8 @@ def simulate_many(
         before, with their last round. One that has a method `close` is closed when the call ends, however it ends.
     checkpoint
         A folder in which to save the runs while they are under way; if it holds a run, that is resumed, with the
-        same result to the bit as if it had never been stopped. Ctrl-C then saves before it stops.
+        same result to the bit as if it had never been stopped. Ctrl-C then saves before it stops; with Ray, what
+        workers have saved last is kept.
     checkpoint_every
         Seconds between checkpoints; they are further apart where writing them would take more than 2 % of the
         time. 0 saves after every round, whatever it costs.
@@ -170,33 +172,54 @@ def simulate_many(
     fraction
         The share of every trial's rounds after which to evaluate and stop. What is kept in `checkpoint` can be resumed
         with a larger one; rates that follow the round are those of the whole run all along.
+    gpu_share
+        With Ray, the share of a GPU that a piece of work takes: with 0.5, two pieces run on each GPU.
     """
     with watching(on_round) as hook:
         fits = isinstance(trials, Sequence) and len(trials) > 0 and all(isinstance(trial, Trial) for trial in trials)
         require(fits, "trials must be a list of fedhist.Trial.")
         require(0 < number("fraction", fraction) <= 1, f"fraction must be above 0 and at most 1, got {fraction}.")
-        recorded = any(trial.record is not None for trial in trials)
-        require(fraction == 1 or not recorded, "record keeps whole runs; leave out fraction.")
-        if choice("engine", engine, ENGINES) == "ray":
-            require(checkpoint is None, "engine='ray' keeps no checkpoints; run with engine='local'.")
-            require(fraction == 1, "engine='ray' takes whole runs; run with engine='local', or leave out fraction.")
-            require(not recorded, "engine='ray' cannot record; run with engine='local'.")
-            from fedhist.simulation.cluster import spread  # noqa: PLC0415
-
-            where = choice("device", str(device), ("auto", "cpu", "cuda"))
-            return spread(simulate_many, trials, where, trainer, hook)
-        devices = devices_of(device)
         recordings = [trial.record for trial in trials if trial.record is not None]
+        require(fraction == 1 or not recordings, "record keeps whole runs; leave out fraction.")
         require(len({*recordings}) == len(recordings), "record names the same folder for several trials.")
-        plans = plan(trials, trainer, devices[0])
-        # Before threads begin to work, since it traces models.
-        computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
-        saved = Checkpoints(checkpoint, plans, checkpoint_every, computed_by, inexact=inexact)
-        with contextlib.closing(saved):
-            tapes = {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
-            if not saved.resumed:
-                check_room(tapes, resumable=checkpoint is not None)
-            return _Engine(plans, devices, hook, saved, fraction).run()
+        share = number("gpu_share", gpu_share)
+        require(0 < share <= 1, f"gpu_share must be above 0 and at most 1, got {gpu_share}.")
+        how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "inexact": inexact, "fraction": fraction}
+        if choice("engine", engine, ENGINES) == "local":
+            require(share == 1, "gpu_share is for engine='ray'; engine='local' plans with all of a GPU.")
+            return carry_out(trials, device, trainer, hook, checkpoint, **how)
+        from fedhist.simulation.cluster import spread  # noqa: PLC0415
+
+        where = choice("device", str(device), ("auto", "cpu", "cuda"))
+        return spread(carry_out, trials, where, trainer, hook, checkpoint, gpu_share=share, **how)
+
+
+def carry_out(
+    trials: Sequence[Trial],
+    device: str | torch.device,
+    trainer: str,
+    on_round: OnRound | None,
+    checkpoint: str | Path | None,
+    *,
+    checkpoint_every: float,
+    inexact: bool,
+    fraction: float,
+    gpu_share: float = 1.0,
+    numbers: Sequence[int] | None = None,
+    on_saved: Callable[[Path, int], None] | None = None,
+) -> list[History]:
+    """Run trials on this machine: all of a call, or on a worker those with some `numbers`."""
+    devices = devices_of(device)
+    plans = plan(trials, trainer, devices[0])
+    # Before threads begin to work, since it traces models.
+    computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
+    saved = Checkpoints(
+        checkpoint, plans, checkpoint_every, computed_by, inexact=inexact, numbers=numbers, on_saved=on_saved
+    )
+    with contextlib.closing(saved):
+        if not saved.resumed:
+            check_room(recordings_of(trials), resumable=checkpoint is not None)
+        return _Engine(plans, devices, on_round, saved, fraction, gpu_share).run()
 
 
 def stop_of(rounds: int, fraction: float) -> int:
@@ -214,8 +237,10 @@ class _Engine:
         on_round: OnRound | None,
         saved: Checkpoints,
         fraction: float,
+        gpu_share: float,
     ) -> None:
         self.plans, self.devices, self.on_round, self.saved, self.fraction = plans, devices, on_round, saved, fraction
+        self.gpu_share = gpu_share
         self.ids = [token_hex(8) for _ in plans]  # a run that is taken anew from an earlier round is the same one
         self.done: dict[int, tuple[History, DivergedError | None]] = {}
         self.reported: dict[int, int] = {}
@@ -262,7 +287,7 @@ class _Engine:
         needs = dict(zip(fresh, memory_needed([self.plans[i] for i in fresh], device), strict=True))
         tasks = {self.plans[i].trial.task.data: self.plans[i].trial.task for i in numbers}
         data = sum(task.bytes_for(device) for task in tasks.values())
-        budgets = [available(each) - data for each in self.devices]
+        budgets = [available(each, self.gpu_share) - data for each in self.devices]
         yield from ((wave, None) for wave in in_waves(needs, budgets, [str(each.trial) for each in self.plans]))
 
     def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None, silent: int = 0) -> None:

@@ -77,6 +77,7 @@ class ComparisonOptions(ArmOptions, total=False):
     checkpoint_every: float
     inexact: bool
     fraction: float
+    gpu_share: float
 
 
 class RunOptions(ComparisonOptions, total=False):

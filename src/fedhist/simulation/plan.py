@@ -245,11 +245,12 @@ def _schedule_bytes(trial: Trial) -> int:
     return 8 * 6 * trial.rounds * trial.k
 
 
-def available(device: torch.device) -> int:
-    """Return the bytes that a device has free; a large number where that cannot be found out."""
+def available(device: torch.device, gpu_share: float = 1.0) -> int:
+    """Return the bytes that a device has free, of a GPU at most a share; a large number where that is not known."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        own = int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return min(own, int(gpu_share * total))
     free = 1 << 60
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,6 +1,8 @@
 """One trial under way: its plan, its server, and what its clients train on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,11 @@ def recording_of(trial: Trial) -> About:
     task, layout = trial.task, trial.task.layout
     dtype = str(layout.dtype).removeprefix("torch.")
     return about_recording(trial, trial.rounds, layout.size, task.num_clients, dtype, int(trial.seed))
+
+
+def recordings_of(trials: Sequence[Trial]) -> dict[Path, About]:
+    """Return what will be recorded, by its folder."""
+    return {trial.record: recording_of(trial) for trial in trials if trial.record is not None}
 
 
 class Run:

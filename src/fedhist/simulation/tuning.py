@@ -18,8 +18,8 @@ from fedhist import __version__
 from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, reason, require
 from fedhist.simulation.candidates import Contest, Outcome, Tried, judged
-from fedhist.simulation.checkpoint import carry_over
 from fedhist.simulation.engine import simulate_many, stop_of
+from fedhist.simulation.regroup import carry_over
 from fedhist.simulation.sampling import BATCHES, Sampler
 from fedhist.simulation.search import Point, beyond, further, nearer, points, survivors
 from fedhist.simulation.trial import Trial

@@ -150,9 +150,7 @@ class Tape:
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if done > 0 or (self.folder / ABOUT).exists():
-                about, start = read_about(self.folder)
-                if about != self.about:
-                    raise FedHistError(f"{self.folder} holds the recording of another run; use another folder.")
+                start = start_of(self.folder, self.about)
             if done == 0:
                 start = self._start.cpu()
                 text = np.frombuffer(json.dumps(asdict(self.about)).encode(), np.uint8)
@@ -223,6 +221,27 @@ def _writing(folder: Path) -> Iterator[None]:
         raise FedHistError(f"the recording in {folder} cannot be written: {reason(error)}.") from error
 
 
+def lengths(folder: Path, done: int) -> dict[str, int]:
+    """Return how long the arrays of a recording are after so many rounds, or are where that is less."""
+    about, _ = read_about(folder)
+    rows = {name: len(array.header) + done * array.row_bytes for name, array in about.arrays.items()}
+    with _writing(folder):
+        return {name: min(size, (folder / name).stat().st_size) for name, size in rows.items()}
+
+
+def patch(folder: Path, name: str, start: int, content: bytes, end: int) -> None:
+    """Write a part of a recording's file that another process has made, and let the file end there."""
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+        with (folder / name).open("r+b") as file:
+            file.seek(start)
+            file.write(content)
+            file.truncate(end)
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def check_room(recordings: Mapping[Path, About], *, resumable: bool) -> None:
     """Raise unless there is room for these recordings, in folders that hold none.
 
@@ -281,6 +300,14 @@ def read_about(folder: Path) -> tuple[About, Tensor]:
     except (OSError, ValueError) as error:
         raise FedHistError(f"{path} cannot be read: {reason(error)}.") from error
     return about, torch.from_numpy(start.copy())
+
+
+def start_of(folder: Path, expected: About) -> Tensor:
+    """Return the model that a recording starts from, which must be the one that is expected."""
+    about, start = read_about(folder)
+    if about != expected:
+        raise FedHistError(f"{folder} holds the recording of another run; use another folder.")
+    return start
 
 
 class Recording:
