@@ -80,7 +80,7 @@ def spread(
             return remote.remote(run, parts, ray.put(begun), None if folder is None else str(folder), how)
 
         keeper = Keeper(folder, trials)
-        return _Driver(ray, trials, keeper, begin, asked).drive(pieces, on_round)
+        return _Driver(ray, trials, keeper, begin, asked, on_round).drive(pieces)
 
 
 def _pieces(trials: int, gpus: int, share: float) -> list[list[int]]:
@@ -99,13 +99,15 @@ class _Driver:
         keeper: Keeper,
         begin: Callable[[Sequence[int], Begun], Any],
         asked: Sequence[int],
+        on_round: OnRound | None,
     ) -> None:
+        self.on_round: OnRound = on_round or (lambda *_: None)
         self.ray, self.trials, self.keeper, self.begin, self.asked = ray, trials, keeper, begin, asked
         self.pending: dict[Any, Sequence[int]] = {}
         self.failed: dict[int, int] = {}
         """By its first trial, how often in succession a piece of work has failed without any news."""
 
-    def drive(self, pieces: Sequence[Sequence[int]], on_round: OnRound | None) -> list[History]:
+    def drive(self, pieces: Sequence[Sequence[int]]) -> list[History]:
         """Return the histories of all trials."""
         histories, diverged = dict[int, History](), dict[int, DivergedError | None]()
         try:
@@ -119,8 +121,7 @@ class _Driver:
                     elif isinstance(message, Done):
                         histories |= zip(piece, message.histories, strict=True)
                         diverged[piece[0]] = message.diverged
-                        if on_round:
-                            on_round(max(history.rounds for history in message.histories), message.histories)
+                        self.on_round(max(history.rounds for history in message.histories), message.histories)
                     else:
                         self.keeper.keep(message)
                 if self.asked and self.pending:

@@ -1,7 +1,7 @@
 """What goes to and fro between the workers of a cluster, which need not share a disk, and the process that asked them.
 
-A worker saves and records in a folder of its own, and sends what was written: whole files of checkpoints, and the part of
-a recording that is new. At the other end these become the files that a run on one machine would have written there.
+A worker saves and records in a folder of its own, and sends what was written: whole files of checkpoints, and the part
+of a recording that is new. At the other end these become the files that a run on one machine would have written there.
 """
 
 import contextlib

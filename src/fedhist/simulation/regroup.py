@@ -1,4 +1,4 @@
-"""Puts saved runs into other files: those that are resumed together into one, those that are resumed apart into several."""
+"""Puts saved runs into other files: into one if they are resumed together, into several if they are resumed apart."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ def _empty(stored: Mapping[str, Any]) -> Content:
 
 
 def _add(
-    to: Content, tensors: Mapping[str, Tensor], stored: Mapping[str, Any], place: int, as_: tuple[int, int]
+    to: Content, tensors: Mapping[str, Tensor], stored: Mapping[str, Any], place: int, member: tuple[int, int]
 ) -> None:
     """Add the run at a place of a file to another, with this number and device."""
     kept, facts = to
     new = len(facts["members"])
     kept |= {f"{new}.{n.split('.', 1)[1]}": t for n, t in tensors.items() if n.split(".", 1)[0] == str(place)}
-    facts["members"].append(as_)
+    facts["members"].append(member)
     for name in ("facts", "described", "numerics"):
         facts[name].append(stored[name][place])
     facts["wall_seconds"] = max(facts["wall_seconds"], stored["wall_seconds"])
