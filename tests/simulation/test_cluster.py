@@ -1,29 +1,53 @@
+"""A real cluster: two raylets on loopback, which share nothing but this machine."""
+
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import fedhist as fh
+from fedhist.simulation import cluster, mirror
+from fedhist.simulation.cluster import _pieces
+from fedhist.store.recording import FILES
 
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on loopback then; read when it is imported
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install 'fedhist[ray]'")
 
+pytestmark = pytest.mark.xdist_group("ray")  # one process has the cluster
 LOCAL = fh.LocalSGD(lr=0.1, steps=2, batch_size=8)
+LONG = 120.0
+"""Seconds to wait for something on a machine that is busy."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_workers() -> Iterator[None]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Two nodes of one core, of which the second has two GPUs, in name."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1, num_gpus=2, resources={"second": 1})
+    ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+    yield made
     ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _connected(nodes: Any) -> None:
+    assert len(ray.nodes()) >= 2
 
 
 @pytest.fixture
@@ -41,7 +65,36 @@ def same(a: fh.History, b: fh.History) -> bool:
     return equal and (a.method, a.seed, a.loss, a.accuracy) == (b.method, b.seed, b.loss, b.accuracy)
 
 
-def test_a_cluster_gives_what_one_machine_gives(small: fh.Task) -> None:
+def all_same(here: Sequence[fh.History], there: Sequence[fh.History]) -> bool:
+    return all(same(a, b) for a, b in zip(here, there, strict=True))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+class Marking(fh.FedAvg):
+    """Notes the process of every round that it takes."""
+
+    def __init__(self, marks: str, pause: float = 0.0) -> None:
+        super().__init__()
+        self.marks, self.pause = marks, pause
+
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        with Path(self.marks).open("a") as file:
+            file.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+        time.sleep(self.pause)
+        return super().weights(arrivals)
+
+
+def marks_of(file: Path) -> list[int]:
+    return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_cluster_gives_what_one_machine_gives(small: fh.Task, tmp_path: Path) -> None:
     class Hook:
         closed = 0
 
@@ -54,68 +107,250 @@ def test_a_cluster_gives_what_one_machine_gives(small: fh.Task) -> None:
     done, hook = list[str](), Hook()
     here, there = (
         fh.compare(
-            ["fedavg", "moon", "fedhist"], small, k=2, rounds=12, seeds=2, local=LOCAL, engine=engine, on_round=on_round
+            ["fedavg", "moon", "fedhist"],
+            small,
+            k=2,
+            rounds=12,
+            seeds=2,
+            local=LOCAL,
+            engine=engine,
+            on_round=on_round,
+            record=tmp_path / engine,
         )
-        for engine, on_round in (
-            ("local", None),
-            ("ray", [hook]),
-        )
+        for engine, on_round in (("local", None), ("ray", [hook]))
     )
     assert [(h.method, h.seed) for h in there] == [(h.method, h.seed) for h in here]
-    assert all(same(a, b) for a, b in zip(here, there, strict=True))
+    assert all_same(here, there)
     assert sorted(done) == sorted(h.method for h in here) and hook.closed == 1
+    for home in (tmp_path / "local").iterdir():
+        own = tmp_path / "ray" / home.name
+        assert all((own / name).read_bytes() == (home / name).read_bytes() for name in FILES)
+        assert {each.name for each in own.iterdir()} == {each.name for each in home.iterdir()}
+        fh.replay(own, "fedbuff")
+    with pytest.raises(fh.InvalidInput, match="holds a recording already"):
+        fh.compare(["fedavg"], small, k=2, rounds=12, local=LOCAL, engine="ray", record=tmp_path / "ray")
 
 
-def test_attackers_are_the_same_on_workers(small: fh.Task) -> None:
+def test_attackers_and_faults_are_the_same_on_workers(small: fh.Task) -> None:
     trials = [
         fh.Trial("fedhist + median", small, k=3, rounds=8, local=LOCAL, attack=f"{name}:share=0.34")
         for name in ("label-flip", "scaled-noise")
     ]
-    here, there = fh.simulate_many(trials), fh.simulate_many(trials, engine="ray")
-    assert all(same(a, b) and a.events == b.events for a, b in zip(here, there, strict=True))
+    trials.append(fh.Trial("fedavg", small, k=3, rounds=8, local=LOCAL, faults=fh.Faults(nan=0.1, dropped=0.1)))
+    here, there = fh.simulate_many(trials), fh.simulate_many(trials, engine="ray", device="cpu")
+    assert all_same(here, there) and [h.events for h in here] == [h.events for h in there]
 
 
-def test_what_a_killed_worker_had_is_done_again(small: fh.Task, tmp_path: Path) -> None:
-    class Fragile(fh.FedAvg):
+def test_a_killed_worker_is_resumed_or_begun_anew(small: fh.Task, tmp_path: Path) -> None:
+    class Fragile(Marking):
         """Takes its worker down in the fifth round, once."""
 
-        def __init__(self, marker: str) -> None:
-            super().__init__()
-            self.marker, self.round = marker, 0
-
         def weights(self, arrivals: fh.Arrivals) -> Tensor:
-            self.round += 1
-            if self.round == 5 and not Path(self.marker).exists():
-                Path(self.marker).write_text(str(os.getpid()))
+            if len(marks_of(Path(self.marks))) == 4:
+                Path(self.marks).open("a").write(f"{os.getpid()} killed\n")
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().weights(arrivals)
 
-    marker = tmp_path / "killed"
-    trials = [fh.Trial(Fragile(str(marker)), small, k=2, rounds=12, seed=seed, local=LOCAL) for seed in (0, 1)]
-    trials.append(fh.Trial("fedhist", small, k=2, rounds=12, local=LOCAL))
-    there = fh.simulate_many(trials, engine="ray")
-    assert int(marker.read_text()) != os.getpid()
-    here = fh.simulate_many(trials)
-    assert all(same(a, b) for a, b in zip(here, there, strict=True))
+    def trials(name: str) -> list[fh.Trial]:
+        fragile = fh.Trial(Fragile(str(tmp_path / name)), small, k=2, rounds=12, local=LOCAL)
+        return [fragile, fh.Trial("fedhist", small, k=2, rounds=12, local=LOCAL)]
+
+    Path(tmp_path / "here").write_text("0 \n" * 5)
+    here = fh.simulate_many(trials("here"))
+    anew = fh.simulate_many(trials("anew"), engine="ray")
+    assert all_same(here, anew) and len(marks_of(tmp_path / "anew")) == 5 + 12
+    resumed = fh.simulate_many(trials("on"), engine="ray", checkpoint=tmp_path / "state", checkpoint_every=0)
+    assert all_same(here, resumed) and len(marks_of(tmp_path / "on")) == 5 + 8  # not again what was saved
+    assert len({*marks_of(tmp_path / "on")}) == 2
 
 
-def test_a_sentence_from_a_worker_stays_a_sentence(small: fh.Task) -> None:
+def test_a_worker_that_always_dies_is_given_up(small: fh.Task) -> None:
+    class Deadly(fh.FedAvg):
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return super().weights(arrivals)
+
+    with pytest.raises(fh.FedHistError, match=r"^Deadly, seed 0 could not be finished in 4 attempts: "):
+        fh.simulate_many([fh.Trial(Deadly(), small, k=2, rounds=3, local=LOCAL)], engine="ray")
+
+
+def test_a_node_that_dies_takes_nothing_with_it(nodes: Any, small: fh.Task, tmp_path: Path) -> None:
+    """Both nodes are at work when one is killed; what it had is resumed on the other."""
+    third = nodes.add_node(num_cpus=2, wait=True)
+    wait_for(lambda: ray.cluster_resources().get("CPU") == 4)
+    raylet = third.all_processes["raylet"][0].process
+
+    def trials(name: str, pause: float) -> list[fh.Trial]:
+        return [
+            fh.Trial(Marking(str(tmp_path / f"{name}{i}"), pause), small, k=2, rounds=25, seed=i, local=LOCAL)
+            for i in range(4)
+        ]
+
+    def kill() -> None:
+        wait_for(lambda: all(len(marks_of(tmp_path / f"there{i}")) > 3 for i in range(4)))
+        raylet.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    there = fh.simulate_many(
+        trials("there", 0.1), engine="ray", device="cpu", checkpoint=tmp_path / "state", checkpoint_every=0
+    )
+    killer.join()
+    nodes.remove_node(third, allow_graceful=False)
+    here = fh.simulate_many(trials("here", 0.0))
+    assert [h.accuracy for h in here] == [h.accuracy for h in there]
+    assert all(torch.equal(a.model[n], b.model[n]) for a, b in zip(here, there, strict=True) for n in a.model or {})
+    workers = [len({*marks_of(tmp_path / f"there{i}")}) for i in range(4)]
+    assert sum(workers) >= 6  # two of them were taken over
+    assert all(len(marks_of(tmp_path / f"there{i}")) < 50 for i in range(4))  # and not begun anew
+
+
+def test_what_one_engine_began_the_other_finishes(small: fh.Task, tmp_path: Path) -> None:
+    def trials(name: str) -> list[fh.Trial]:
+        names = ["fedavg", "fedhist", "moon"]
+        return [
+            fh.Trial(m, small, k=2, rounds=12, local=LOCAL, record=tmp_path / name / m if name else None) for m in names
+        ]
+
+    class Stop(Exception):
+        pass
+
+    def stop(round_: int, _: object) -> None:
+        if round_ == 7:
+            raise Stop
+
+    whole = fh.simulate_many(trials("whole"))
+    with pytest.raises(Stop):
+        fh.simulate_many(trials("a"), checkpoint=tmp_path / "s", checkpoint_every=0, on_round=stop)
+    assert len(list((tmp_path / "s").glob("runs-*"))) == 1
+    resumed = fh.simulate_many(trials("a"), checkpoint=tmp_path / "s", engine="ray")
+    assert all_same(whole, resumed) and len(list((tmp_path / "s").glob("runs-*"))) == 3
+    for method in ("fedavg", "fedhist", "moon"):
+        for name in FILES:
+            assert (tmp_path / "a" / method / name).read_bytes() == (tmp_path / "whole" / method / name).read_bytes()
+    for engine, other in (("ray", "local"), ("local", "ray")):  # and a part of the rounds, as a search takes them
+        folder = tmp_path / engine
+        fh.simulate_many(trials(""), checkpoint=folder, fraction=0.5, engine=engine)
+        assert all_same(whole, fh.simulate_many(trials(""), checkpoint=folder, engine=other))
+
+
+def test_a_search_on_a_cluster_finds_what_one_machine_finds(small: fh.Task) -> None:
+    here, there = (
+        fh.tune(["fedavg"], small, grid={"lr": (0.03, 0.1, 0.3)}, k=2, rounds=18, seeds=1, held_back=0.2, engine=engine)
+        for engine in ("local", "ray")
+    )
+    assert [(each.best, each.tried) for each in here.found] == [(each.best, each.tried) for each in there.found]
+
+
+def test_shares_of_a_gpu(small: fh.Task, tmp_path: Path) -> None:
+    """The GPUs are there in name only, so that runs are on the CPU, but Ray hands them out."""
+    assert _pieces(5, 0, 1.0) == [[0], [1], [2], [3], [4]] and _pieces(5, 2, 1.0) == [[0, 2, 4], [1, 3]]
+    assert _pieces(3, 2, 0.5) == [[0], [1], [2]] and _pieces(9, 1, 0.3) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    trials = [fh.Trial(Marking(str(tmp_path / str(i))), small, k=2, rounds=3, seed=i, local=LOCAL) for i in range(4)]
+    fh.simulate_many(trials, engine="ray", gpu_share=0.5)
+    seen = [(tmp_path / str(i)).read_text().split()[1] for i in range(4)]
+    assert {*seen} <= {"0", "1"}
+    for share in (0, 1.5, "half"):
+        with pytest.raises(fh.InvalidInput, match="gpu_share must be"):
+            fh.simulate_many(trials, engine="ray", gpu_share=share)
+    with pytest.raises(fh.InvalidInput, match="gpu_share is for engine='ray'"):
+        fh.simulate_many(trials, gpu_share=0.5)
+
+
+def test_sentences(small: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"k": 2, "rounds": 12, "seeds": 1, "local": LOCAL, "engine": "ray"}
+    fh.compare(["fedavg"], small, **options, checkpoint=tmp_path)
+    file = tmp_path / "runs-native-00000.safetensors"
+    with pytest.raises(fh.FedHistError, match=rf"^{file} holds another run: k is 2 there and 3 here"):
+        fh.compare(["fedavg"], small, **{**options, "k": 3}, checkpoint=tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(fh.FedHistError, match=rf"^{file} is truncated"):
+        fh.compare(["fedavg"], small, **options, checkpoint=tmp_path)
+    with pytest.raises(fh.InvalidInput, match="device must be 'auto', 'cpu' or 'cuda', got 'cuda:1'"):
+        fh.compare(["fedavg"], small, **options, device="cuda:1")
+    with pytest.raises(fh.InvalidInput, match="engine must be 'local' or 'ray', got 'dask'"):
+        fh.compare(["fedavg"], small, **{**options, "engine": "dask"})
+    monkeypatch.setattr(mirror, "sync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.warns(fh.CheckpointWarning, match="could not be written to .*No space left"):
+        fh.compare(["fedavg"], small, **options, checkpoint=tmp_path / "full")
+    with (
+        fh_locked(tmp_path / "held"),
+        pytest.raises(fh.InvalidInput, match="is in use by another process"),
+    ):
+        fh.compare(["fedavg"], small, **options, checkpoint=tmp_path / "held")
     small.x[:] = torch.nan
     with pytest.raises(fh.DivergedError, match=r"^FedAvg, seed 0: 100 uploads in a row .*NaN.*lr=0.1"):
-        fh.compare(["fedavg"], small, k=2, rounds=12, seeds=1, local=LOCAL, engine="ray")
+        fh.compare(["fedavg"], small, **options)
 
 
-def test_an_engine_there_is_not(small: fh.Task) -> None:
-    with pytest.raises(fh.InvalidInput, match="engine must be 'local' or 'ray', got 'dask'"):
-        fh.compare(["fedavg"], small, k=2, rounds=1, engine="dask")
+@contextlib.contextmanager
+def fh_locked(folder: Path) -> Iterator[None]:
+    from fedhist.store.files import locked
+
+    folder.mkdir()
+    with locked(folder):
+        yield
 
 
-def test_a_run_that_diverges_leaves_the_others_alone(small: fh.Task) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "ray://127.0.0.1:1"])
+def test_a_cluster_that_cannot_be_reached(address: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=r"RAY_ADDRESS=.*; set it to the HOST:PORT that `ray start --head`"):
+        cluster._probe(address)
+
+
+def test_a_run_that_diverges_leaves_the_others_alone(small: fh.Task, tmp_path: Path) -> None:
     trials = [fh.Trial("fedavg", small, k=2, rounds=6, faults=faults) for faults in (None, fh.Faults(nan=1.0))]
-    fine, wild = fh.simulate_many(trials, engine="ray")
-    assert fine.events == [] and wild.diverged
+    for _ in range(2):  # and again from its checkpoint
+        fine, wild = fh.simulate_many(trials, engine="ray", checkpoint=tmp_path)
+        assert fine.events == [] and wild.diverged
     with pytest.raises(fh.DivergedError, match="FedAvg, seed 0: .* round 1"):
         fh.simulate_many(trials[1:], engine="ray")
+
+
+def command(*arguments: str, cwd: Path, address: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedhist", *arguments],
+        cwd=cwd,
+        env={**os.environ, "RAY_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_command_is_killed_and_interrupted_at_random(nodes: Any, tmp_path: Path) -> None:
+    """Killed, resumed and interrupted, resumed to the end: the same as never stopped."""
+    common = "compare --strategy fedavg --strategy fedhist --rounds 300 --clients 20 --k 4 --record --quiet".split()
+    here = command(*common, "--out", "here", cwd=tmp_path, address="")
+    files, before = tmp_path / "there" / "checkpoint", 0
+
+    def further() -> bool:
+        return newest(files) > before
+
+    with_ray = *common, "--engine", "ray", "--checkpoint-every", "0.2", "--out", "there"
+    going = command(*with_ray, cwd=tmp_path, address=nodes.address)
+    wait_for(further)
+    going.kill()
+    going.communicate()
+    before = newest(files)
+    going = command("resume", "there", "--quiet", cwd=tmp_path, address=nodes.address)
+    wait_for(further)
+    going.send_signal(signal.SIGINT)
+    _, said = going.communicate(timeout=LONG)
+    assert going.returncode == 130 and "Interrupted; resume with: fedhist resume there" in said, said
+    last = command("resume", "there", "--quiet", cwd=tmp_path, address=nodes.address)
+    _, said = last.communicate(timeout=LONG)
+    assert last.returncode == 0, said
+    _, said = here.communicate(timeout=LONG)
+    assert here.returncode == 0, said
+    for home in (tmp_path / "here").glob("*-seed0"):
+        for name in (*FILES, "model.safetensors", "arrivals.npz"):
+            assert (home / name).read_bytes() == (tmp_path / "there" / home.name / name).read_bytes(), name
+    assert not files.exists()
+
+
+def newest(folder: Path) -> int:
+    return max((file.stat().st_mtime_ns for file in folder.glob("runs-*.safetensors")), default=0)
 
 
 def test_a_cluster_of_this_machine_listens_on_loopback_alone() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhist.errors import DivergedError, FedHistError, InvalidInput, as_path
+from fedhist.errors import DivergedError, FedHistError, InvalidInput, as_path, reason, require
 from fedhist.simulation.checkpoint import Interrupted, asked_to_stop, claimed
 from fedhist.simulation.hooks import OnRound
 from fedhist.simulation.mirror import Begun, Done, Keeper, Message, Warned, work
@@ -24,6 +25,8 @@ ATTEMPTS = 4
 """How often a piece of work is given to a worker that dies without having saved anything new."""
 PATIENCE = 0.5
 """Seconds after which it is looked whether Ctrl-C was pressed."""
+PROBE_SECONDS = 10.0
+"""Seconds that a cluster has to answer at its address."""
 UNREAD = 4
 """Messages of a worker that wait to be read, before it waits itself."""
 
@@ -171,6 +174,7 @@ def _connected(ray: Any) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
+    _probe(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -182,10 +186,23 @@ def _connected(ray: Any) -> Iterator[None]:
         ray.shutdown()
 
 
+def _probe(address: str) -> None:
+    """Raise unless something listens where a cluster is said to be, which Ray takes minutes to find out."""
+    wanted = "set it to the HOST:PORT that `ray start --head` printed, on a machine of the cluster"
+    require("://" not in address, f"RAY_ADDRESS={address} is one of Ray's client; {wanted}.")
+    host, colon, port = address.rpartition(":")
+    if not colon:  # auto, local
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"no Ray cluster answers at RAY_ADDRESS={address} ({reason(error)}); {wanted}.") from None
+
+
 def _imported() -> Any:
     """Return Ray's module."""
-    if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:
-        # No cluster is named, so nobody else has to reach the one of this machine: it listens on loopback alone.
+    if "ray" not in sys.modules and os.environ.get("RAY_ADDRESS", "127.0.0.1").startswith(("127.0.0.1", "localhost")):
+        # Nobody else has to reach a cluster of this machine: it listens on loopback alone.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray  # noqa: PLC0415

@@ -189,7 +189,8 @@ def work(
             with _apart() as apart, warnings.catch_warnings():
                 warnings.simplefilter("always", UserWarning)
                 warnings.showwarning = lambda message, *_, **__: sending.put(Warned(_as_warning(message)))
-                sending.put(_carried_out(run, trials, begun, folder, apart, sending.put, how))
+                done = _carried_out(run, trials, begun, folder, apart, sending.put, how)
+            sending.put(done)  # after that the worker may be ended, and its folder must be gone
         except BaseException as error:  # it belongs to whoever asked
             sending.put(error)
 
