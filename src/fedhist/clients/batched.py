@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
@@ -32,6 +33,7 @@ from fedhist.clients.objectives import (
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.randomness import Keyed
+from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, mapped, rows, tensors_of
 from fedhist.data.examples import Items, TestSet
@@ -46,9 +48,23 @@ TEST_PIECE = 1000
 """Test examples on which all models are evaluated at a time, at most."""
 
 
-def fast_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which convolutions and pooling of many models are fast on this device."""
-    return _kernels(device)()
+@contextmanager
+def many_models(net: ModuleNet, device: torch.device) -> Iterator[None]:
+    """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
+
+    Attention is two products and a softmax, since the fused ones have no batching rule; so are recurrent layers.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # of a transformer's layer in evaluation
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_kernels(device)())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if any(isinstance(each, nn.RNNBase) for each in net.module.modules()):
+                stack.enter_context(WrittenOut())
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @cache
@@ -226,7 +242,7 @@ class BatchedTrainer(Trainer):
             keys,
             weight.to(self.device, version.dtype),
         )
-        with fast_kernels(self.device):
+        with many_models(side.net, self.device):
             if isinstance(task.x, Items):
                 fetched = [
                     _fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)
@@ -236,10 +252,12 @@ class BatchedTrainer(Trainer):
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model on its test set."""
-        with fast_kernels(self.device):
-            return [
-                evaluate(task, self._nets.of(task, seed), model[None], test)[0] for task, seed, model, test in models
-            ]
+        scores = []
+        for task, seed, model, test in models:
+            net = self._nets.of(task, seed)
+            with many_models(net, self.device):
+                scores += evaluate(task, net, model[None], test)
+        return scores
 
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:
@@ -277,12 +295,13 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device) -> s
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch an LSTM
+            warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch something
             padding = 0 if task.layout.statistics else 1
             plain, with_padding = (_try_batch(task, objective, device, 2, 2, each) for each in (0, padding))
             net = Nets(device).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)
-            evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
+            with many_models(net, device):
+                evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -324,6 +343,6 @@ def _try_batch(
     weight[:, :, batch:] = 0
     keys = torch.arange(clients, device=device) if task.is_random else None
     side = Side(net, Local(lr=1.0), objective, task.loss, 1.0, version, previous, known, keys, weight)
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), fast_kernels(device):
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), many_models(net, device):
         table = mapped(x, lambda each: each.to(device)), y.to(device)
         return descend(side, from_table(table, index))
