@@ -89,7 +89,7 @@ def planned(trial: fh.Trial) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         tried = planning.why_not_batched
-        patch.setattr(planning, "why_not_batched", lambda task, objective, _: tried(task, objective, CPU))
+        patch.setattr(planning, "why_not_batched", lambda task, objective, *_: tried(task, objective, CPU))
         (plan,) = planning.plan([trial], "auto", Pretended())  # type: ignore[arg-type]
     return plan.trainer
 

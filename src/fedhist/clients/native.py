@@ -199,6 +199,8 @@ def _unsupported(task: Task, local: Local, objective: Objective) -> str | None:
         return "data sets with transforms"
     if local.parsed[0] not in KNOWN:
         return local.parsed[0]
+    if local.precision != "float32":
+        return local.precision
     kind = type(objective)
     plain = kind is CrossEntropy and task.loss is LOSSES["cross-entropy"]
     known = plain or kind in (TaskLoss, Proximal) or vars(kind).get("is_task_loss", False)

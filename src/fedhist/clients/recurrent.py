@@ -28,7 +28,7 @@ def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
 def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
     (r, z, n), (r_hidden, z_hidden, n_hidden) = inputs.chunk(3, dim=-1), hidden.chunk(3, dim=-1)
     new = torch.tanh(n + torch.sigmoid(r + r_hidden) * n_hidden)
-    return (torch.lerp(new, state[0], torch.sigmoid(z + z_hidden)),)
+    return (new + torch.sigmoid(z + z_hidden) * (state[0] - new),)
 
 
 def _tanh(inputs: Tensor, hidden: Tensor, _: State) -> State:

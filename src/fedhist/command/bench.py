@@ -74,6 +74,13 @@ def bench(
         str, typer.Option(help="Of clients and loop: sgd, adam, adamw or any class of torch.optim.")
     ] = "sgd",
     clip_norm: Annotated[float | None, typer.Option(help="Largest norm of a minibatch's gradient.")] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Of clients and loop: float32, bfloat16 or, on a GPU, tf32.",
+            autocompletion=completion.VALUES["precision"],
+        ),
+    ] = "float32",
     rounds: Annotated[int, typer.Option(help="Rounds of the simulation in each turn.")] = 20,
     eval_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 100,
     seeds: Annotated[int, typer.Option(help="Number of runs side by side.")] = 1,
@@ -103,5 +110,5 @@ def bench(
     for each in models:
         measure(
             dataset=dataset, model=each, strategy=strategy, trainers=trainer, optimizer=optimizer, clip_norm=clip_norm,
-            device=device, data_dir=data_dir, **counted,
+            precision=precision, device=device, data_dir=data_dir, **counted,
         )  # fmt: skip

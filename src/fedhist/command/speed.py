@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
+from fedhist.clients.precision import forward_in, products_in
 from fedhist.errors import choice
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.methods import as_method
@@ -82,13 +83,16 @@ def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.devic
     model = task.build(seed=0).to(device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
+    @products_in(local.precision)
     def loop() -> None:
         for batches in plan:
             model.load_state_dict(start)
             optimizer = torch_optimizer(local, model.parameters(), rate)
             for index in batches:
                 optimizer.zero_grad()
-                F.cross_entropy(model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                with forward_in(local.precision, device):
+                    loss = F.cross_entropy(model(x[index]), y[index])
+                torch.autograd.backward(loss)
                 if local.clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), local.clip_norm)
                 optimizer.step()
@@ -146,6 +150,7 @@ def measured(
     local_steps: int = 5,
     optimizer: str = "sgd",
     clip_norm: float | None = None,
+    precision: str = "float32",
     eval_every: int = 100,
     loop_updates: int = 40,
     repeats: int = 3,
@@ -165,7 +170,7 @@ def measured(
         task = random_task(clients, MODELS[choice("model", model, tuple(MODELS))])
     else:
         task = fh.load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
-    local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm)
+    local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm, precision=precision)
     threads = torch.get_num_threads()
     loop = plain_loop(task, local, loop_updates, where)
     with_threads(1, loop)()  # warm-up, so that neither side pays for what libraries do once

@@ -119,6 +119,10 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     """Return the trainer of a trial; "auto" is the fastest that can handle it."""
     task, local, objective, on_cpu = trial.task, trial.local, trial.method.objective, device.type == "cpu"
     require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
+    fits = local.precision != "tf32" or not on_cpu
+    require(fits, "precision='tf32' is what GPUs compute in, and this run is on the CPU; choose float32 or bfloat16.")
+    fits = local.precision == "float32" or task.layout.dtype == torch.float32
+    require(fits, f"precision={local.precision!r} is for models in float32, and this one is {task.layout.dtype}.")
     if name == "reference":
         return name
     alone = why_alone(task, local)
@@ -126,7 +130,7 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     if reason is None and name == "native":
         reason = why_not_native(task, trial.seed, local, objective)
     if reason is None and (name == "batched" or (name == "auto" and not on_cpu)):
-        reason = why_not_batched(task, objective, device)
+        reason = why_not_batched(task, objective, device, local.precision)
     if reason is not None and name != "auto":
         other = "auto" if name == "native" and alone is None else "reference"
         raise InvalidInput(f"trainer={name!r} cannot train these clients, use {other!r}: {reason}.")
@@ -202,9 +206,9 @@ def memory_needed(plans: Sequence[Plan], device: torch.device) -> list[dict[str,
     for each in plans:
         trial, objective, task = each.trial, each.trial.method.objective, each.trial.task
         batch = min(trial.local.batch_size, int(task.sizes.max()))
-        key = *task.data, id(task.model), identity(objective), batch
+        key = *task.data, id(task.model), identity(objective), batch, trial.local.precision
         if each.trainer == "batched" and key not in measured:
-            measured[key] = bytes_per_client(task, objective, batch, device)
+            measured[key] = bytes_per_client(task, objective, batch, device, trial.local.precision)
         needs.append(_needed(each, measured.get(key, 0)))
     return needs
 
