@@ -62,9 +62,9 @@ def bench(
     model: Annotated[
         str | None,
         typer.Option(
-            help="With random data: lenet, cnn or lenet-dropout.",
-            show_default="lenet and cnn, one after the other",
-            autocompletion=completion.one_of("lenet", "cnn", "lenet-dropout"),
+            help="With random data: a model's name, package.module:function, small-cnn or lenet-dropout.",
+            show_default="lenet and small-cnn, one after the other",
+            autocompletion=completion.one_of(*completion.MODELS, "small-cnn", "lenet-dropout"),
         ),
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients N.")] = 100,
@@ -106,7 +106,7 @@ def bench(
     }  # fmt: skip
     for name, value in counted.items():
         whole(name, value, 1)
-    models = ["lenet", "cnn"] if model is None and dataset == "random" else [model or "lenet"]
+    models = ["lenet", "small-cnn"] if model is None and dataset == "random" else [model or "lenet"]
     for each in models:
         measure(
             dataset=dataset, model=each, strategy=strategy, trainers=trainer, optimizer=optimizer, clip_norm=clip_norm,
