@@ -82,8 +82,11 @@ INLINE void gradient_tile(int rows, int columns, const lanes *in, const lanes *o
             for (ptrdiff_t n = 0; n < s->run; n++) {
                 lanes value[COLUMNS];
                 UNROLL for (int c = 0; c < columns; c++) value[c] = ins[c][n];
-                UNROLL for (int r = 0; r < rows; r++)
-                    UNROLL for (int c = 0; c < columns; c++) sum[r][c] += outs[r][n] * value[c];
+                UNROLL for (int r = 0; r < rows; r++) {
+                    lanes slope = outs[r][n];
+                    KEEP(slope);
+                    UNROLL for (int c = 0; c < columns; c++) sum[r][c] += slope * value[c];
+                }
             }
         }
     UNROLL for (int r = 0; r < rows; r++)

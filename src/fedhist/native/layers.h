@@ -20,6 +20,13 @@ typedef float lanes __attribute__((vector_size(4 * LANES)));
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
+/* Keep a vector in a register that GCC would load again for each of its uses. */
+#if defined(__x86_64__)
+#define KEEP(vector) __asm__("" : "+v"(vector))
+#else
+#define KEEP(vector)
+#endif
+
 /* Run TILE(rows, columns) with both as constants, so that its sums stay in registers. */
 #define WITH_COLUMNS(rows, columns, TILE)                                                                           \
     switch (columns) {                                                                                              \

@@ -58,15 +58,29 @@ static void activate(const Layer *layer, int y, bool back, Image out, Image slop
     }
 }
 
-/* Write, or add, row `y` of `from` to that of `to`. */
-static void pass(const Layer *layer, int y, bool add, Image from, Image to, int vectors) {
+/* Row `y` of the sum of two values, or with one of them alone. */
+static void add_row(const Layer *layer, int y, Image one, Image other, Image out, int vectors) {
     int run = layer->width * vectors * LANES;
     for (int channel = 0; channel < layer->channels; channel++) {
-        const float *restrict value = (const float *)(from.at + channel * from.plane + y * from.row);
-        float *restrict target = (float *)(to.at + channel * to.plane + y * to.row);
+        const float *restrict a = (const float *)(one.at + channel * one.plane + y * one.row);
+        float *restrict target = (float *)(out.at + channel * out.plane + y * out.row);
+        if (other.at) {
+            const float *restrict b = (const float *)(other.at + channel * other.plane + y * other.row);
+            for (int i = 0; i < run; i++) target[i] = a[i] + b[i];
+        } else memcpy(target, a, sizeof(float) * (size_t)run);
+        activate_run(layer->activation, false, target, NULL, run);
+    }
+}
+
+/* Row `y` of its gradient with respect to one of them. */
+static void add_row_back(const Layer *layer, int y, bool add, Image out_slope, Image in_slope, int vectors) {
+    int run = layer->width * vectors * LANES;
+    for (int channel = 0; channel < layer->channels; channel++) {
+        const float *restrict slope = (const float *)(out_slope.at + channel * out_slope.plane + y * out_slope.row);
+        float *restrict target = (float *)(in_slope.at + channel * in_slope.plane + y * in_slope.row);
         if (add)
-            for (int i = 0; i < run; i++) target[i] += value[i];
-        else memcpy(target, value, sizeof(float) * (size_t)run);
+            for (int i = 0; i < run; i++) target[i] += slope[i];
+        else memcpy(target, slope, sizeof(float) * (size_t)run);
     }
 }
 

@@ -49,20 +49,18 @@ static void forward(const Net *net, const float *parameters, uint64_t key, const
         const float *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
         int vectors = space->vectors;
         Image in = input_image(net, layer, layer->input, vectors, space->values[layer->input]);
-        Image out = output_image(net, layer, vectors, space->values[l + 1]), other = in;
+        Image out = output_image(net, layer, vectors, space->values[l + 1]), other = {0};
         if (layer->other >= 0) other = input_image(net, layer, layer->other, vectors, space->values[layer->other]);
         if (layer->kind == GROUP_NORM)
             normalize(layer, weight, bias, in, out, statistics(net, layer, vectors, space->values[l + 1]), vectors);
         if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
         for (int y = 0; layer->kind != GROUP_NORM && y < layer->out_height; y++) {
             if (layer->kind == CONVOLUTION) convolve(layer, y, false, weight, bias, in, out, space);
-            else if (layer->kind == SUM) {
-                pass(layer, y, false, in, out, vectors);
-                if (layer->other >= 0) pass(layer, y, true, other, out, vectors);
-            } else if (drops(layer)) drop(layer, y, key, false, in, out, vectors);
+            else if (layer->kind == SUM) add_row(layer, y, in, other, out, vectors);
+            else if (drops(layer)) drop(layer, y, key, false, in, out, vectors);
             else if (layer->kind == GELU || layer->kind == GELU_TANH) gelu(layer, y, false, false, in, in, out, vectors);
             else pool(layer, y, false, in, out, in, out, vectors);
-            activate(layer, y, false, out, out, vectors);
+            if (layer->kind != SUM) activate(layer, y, false, out, out, vectors);
         }
     }
 }
@@ -70,7 +68,7 @@ static void forward(const Net *net, const float *parameters, uint64_t key, const
 /* Add gradients of a convolution's biases and weights. Weights take several rows at once: each time all their sums are
  * loaded and stored. */
 static void parameter_gradients(const Layer *layer, int y, Image in, Image out_slope, const Space *space) {
-    int run = layer->out_width * space->vectors, block = STRETCH / run + 1, first = y / block * block;
+    int run = layer->out_width * space->vectors, block = run < STRETCH ? STRETCH / run : 1, first = y / block * block;
     for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
         lanes sum = splat(0);
         for (int n = 0; n < run; n++) sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
@@ -107,7 +105,7 @@ static void backward_layer(const Net *net, const Layer *layer, int64_t value, bo
                 memset(in_slope.at + channel * in_slope.plane + clean * in_slope.row, 0,
                        sizeof(lanes) * (size_t)((layer->width + 2 * layer->pad_width) * vectors));
         if (layer->kind == CONVOLUTION) convolve(layer, y, true, weight, NULL, in_slope, out_slope, space);
-        else if (layer->kind == SUM) pass(layer, y, add, out_slope, in_slope, vectors);
+        else if (layer->kind == SUM) add_row_back(layer, y, add, out_slope, in_slope, vectors);
         else if (drops(layer)) drop(layer, y, key, add, out_slope, in_slope, vectors);
         else if (!windows) gelu(layer, y, true, add, in, out_slope, in_slope, vectors);
         else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
