@@ -106,7 +106,7 @@ class _Graph:
             expect(not self._value, "the model takes more than one input")
             self._value[node] = 0
         elif node.target in _SUMS and all(isinstance(each, fx.Node) for each in node.args):
-            self._sum(node)
+            self._sum(node, *node.all_input_nodes[:1], *node.all_input_nodes[-1:])
         else:
             tensors = [each for each in node.all_input_nodes if each in self._value]
             expect(tensors == [*node.args[:1]], f"{node} does not take one value as its first argument")
@@ -115,9 +115,13 @@ class _Graph:
     def finish(self, node: Any) -> None:
         """Check the whole, the result of which is a node's, and share out the memory of gradients."""
         count, layers = len(self.layers), self.layers
-        expect(bool(layers) and self._value.get(node) == count, "the model does not return the output of its last layer")
+        expect(
+            bool(layers) and self._value.get(node) == count, "the model does not return the output of its last layer"
+        )
         outputs = layers[-1].out_channels
         expect(self._shape(node) == (PROBE, outputs), "the model does not end in a layer with one output per class")
+        used = {value for layer in layers for value in _inputs(layer)} | {count}
+        expect(len(used) == count + 1, "the model computes what it does not use")
         views: list[set[Shape]] = [set() for _ in range(count + 1)]
         margin = [0] * (count + 1)
         for number, layer in enumerate(layers, 1):
@@ -128,8 +132,6 @@ class _Graph:
         # Values without padding lie end to end, whatever their shape.
         fits = all(len(each) == 1 or not pad for each, pad in zip(views, margin, strict=True))
         expect(fits, "the model reshapes between its layers")
-        used = {value for layer in layers for value in _inputs(layer)} | {count}
-        expect(len(used) == count + 1, "the model computes what it does not use")
         _share_slots(layers)
 
     def _shape(self, node: fx.Node) -> Shape:
@@ -141,9 +143,10 @@ class _Graph:
             return self._traced.get_submodule(str(node.target))
         expect(node.target in _AS_MODULE, f"the kernel has no {getattr(node.target, '__name__', node.target)}")
         args, kwargs = fx.node.map_arg((node.args[1:], node.kwargs), self._env.__getitem__)
-        return _AS_MODULE[node.target](self._env[node.args[0]], *args, **kwargs)
+        (first,) = (each for each in node.all_input_nodes if each in self._value)  # as `append` has checked
+        return _AS_MODULE[node.target](self._env[first], *args, **kwargs)
 
-    def _append(self, layer: Any, node: fx.Node, shape: Shape) -> int:
+    def _append(self, layer: Any, node: fx.Node, shape: Shape) -> int:  # noqa: PLR0911 (one for each kind)
         """Add a module that takes a node, unless it does nothing, and return the number of its output."""
         if type(layer) is nn.AdaptiveAvgPool2d:
             layer = _adaptive(self._env[node], layer.output_size)
@@ -180,7 +183,9 @@ class _Graph:
             expect(parameter is None or id(parameter) in self._places, f"{layer} has frozen or shared parameters")
             places.append(-1 if parameter is None else self._places.pop(id(parameter)))
         sides = *_view(shape), *_view(out_shape or shape)
-        self.layers.append(native.Layer(kind, native.IDENTITY, value, other, 0, *sides, *window, groups, *places, **options))
+        self.layers.append(
+            native.Layer(kind, native.IDENTITY, value, other, 0, *sides, *window, groups, *places, **options)
+        )
         return len(self.layers)
 
     def _activate(self, activation: int, node: fx.Node) -> int:
@@ -189,9 +194,8 @@ class _Graph:
         last = self.layers[value - 1] if value else None
         # The kernel finds the place of a maximum by its value, which ReLU keeps wherever the gradient is not zero.
         # GELU's derivative is a function of what it takes, not of what it gives.
-        fits = last is not None and last.kind not in (native.GELU, native.GELU_TANH)
-        fits = fits and (last.kind != native.MAX_POOL or activation == native.RELU)
-        if last is None or not fits or last.activation != native.IDENTITY or not self._only_use(node):
+        own = {native.GELU, native.GELU_TANH} | ({native.MAX_POOL} if activation != native.RELU else set())
+        if last is None or last.kind in own or last.activation != native.IDENTITY or not self._only_use(node):
             value = self._add(native.SUM, value, self._shape(node))
             last = self.layers[-1]
         last.activation = activation
@@ -203,8 +207,7 @@ class _Graph:
         users = [user for each in same for user in each.users]
         return sum(user.op == "output" or isinstance(self._env[user], Tensor) for user in users) == len(same)
 
-    def _sum(self, node: fx.Node) -> None:
-        first, second = node.args
+    def _sum(self, node: fx.Node, first: fx.Node, second: fx.Node) -> None:
         same = self._shape(first) == self._shape(second) and first in self._value and second in self._value
         expect(same and not node.kwargs, f"{node} is not the sum of two values of one shape")
         self._value[node] = self._add(native.SUM, self._value[first], self._shape(node), other=self._value[second])
@@ -244,18 +247,19 @@ def _group_norm(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None
     return norm
 
 
-def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **others: Any) -> nn.Module:
-    """Return average pooling over whole images, which with 1×1 pixels is the mean whether or not axes are kept."""
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **others: Any) -> nn.Module:  # noqa: ARG001 (either fits)
+    """Return average pooling over whole images, whose single pixels are the mean whether or not axes are kept."""
     axes = {axis % 4 for axis in dim} if x.ndim == 4 and isinstance(dim, (tuple, list)) else set()
     expect(axes == {2, 3} and not others, "the kernel has no mean but that over the pixels of images")
-    return nn.AvgPool2d(tuple(x.shape[2:]))
+    return nn.AvgPool2d((x.shape[2], x.shape[3]))
 
 
 def _adaptive(x: Tensor, output_size: Any) -> nn.Module:
-    sides = [size or side for size, side in zip(_pair(output_size), x.shape[-2:], strict=True)]
-    even = x.ndim == 4 and all(side % size == 0 for size, side in zip(sides, x.shape[2:], strict=True))
+    height, width = x.shape[-2:]
+    rows, columns = (size or side for size, side in zip(_pair(output_size), (height, width), strict=True))
+    even = height % rows == width % columns == 0
     expect(even, "the kernel has no adaptive pooling with windows of several sizes")
-    return nn.AvgPool2d(tuple(side // size for size, side in zip(sides, x.shape[2:], strict=True)))
+    return nn.AvgPool2d((height // rows, width // columns))
 
 
 def _plain(kind: type[nn.Module]) -> Callable[..., nn.Module]:
@@ -294,4 +298,4 @@ def _window(layer: Any) -> tuple[int, ...]:
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)  # type: ignore[return-value]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)

@@ -62,9 +62,9 @@ def bench(
     model: Annotated[
         str | None,
         typer.Option(
-            help="With random data: lenet, cnn or lenet-dropout.",
+            help="With random data: lenet, cnn, lenet-dropout or resnet8.",
             show_default="lenet and cnn, one after the other",
-            autocompletion=completion.one_of("lenet", "cnn", "lenet-dropout"),
+            autocompletion=completion.one_of("lenet", "cnn", "lenet-dropout", "resnet8"),
         ),
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients N.")] = 100,

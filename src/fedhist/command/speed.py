@@ -14,6 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
+from fedhist.data import models
 from fedhist.errors import choice
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.methods import as_method
@@ -56,7 +58,10 @@ class LeNetWithDropout(fh.LeNet):
         return outputs
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": fh.LeNet, "cnn": small_cnn, "lenet-dropout": LeNetWithDropout,
+    "resnet8": partial(models.MODELS["resnet8"], (3, 32, 32), 10),
+}  # fmt: skip
 FIRST = "plain loop, one thread"
 """What speeds are multiples of."""
 

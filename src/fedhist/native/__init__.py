@@ -48,7 +48,7 @@ class Layer(ctypes.Structure):
 
 
 class Net(ctypes.Structure):
-    """Layers over one flat parameter vector, each after those whose outputs it takes, and the loss of the last one's."""
+    """Layers over one flat parameter vector, each after those whose outputs it takes, and the last one's loss."""
 
     _fields_ = [
         ("layers", ctypes.POINTER(Layer)),

@@ -39,8 +39,8 @@ static void normalize(const Layer *layer, const float *weight, const float *bias
             lanes *target = out.at + channel * out.plane + y * out.row;
             for (int v = 0; v < vectors; v++) {
                 lanes scale = root[v] * splat(weight ? weight[channel] : 1);
-                lanes shift = splat(bias ? bias[channel] : 0) - mean[v] * scale;
-                for (int n = v; n < layer->width * vectors; n += vectors) target[n] = value[n] * scale + shift;
+                lanes center = mean[v], shift = splat(bias ? bias[channel] : 0);
+                for (int n = v; n < layer->width * vectors; n += vectors) target[n] = (value[n] - center) * scale + shift;
             }
             activate_run(layer->activation, false, (float *)target, NULL, layer->width * vectors * LANES);
         }
