@@ -1,4 +1,4 @@
-/* Local training of a small convolutional net, all steps of one client in one call.
+/* Local training of a small convolutional net, residual or not, all steps of one client in one call.
  *
  * Activations lie as [channel, row, column, example]: a vector register holds the same pixel of several examples.
  * Weights are then scalars, used where PyTorch's flat parameter vector has them, and convolutions of any size,
