@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,9 +171,8 @@ def test_clients_that_cannot_be_batched_take_turns_on_a_gpu(task: fh.Task) -> No
 def test_recurrent_models_on_a_gpu(kind: type[nn.RNNBase]) -> None:
     x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
     task = fh.Task(lambda: Recurrent(kind), x, y, np.array_split(np.arange(40), 5), x, y)
-    possible = why_not_batched(task, fh.CrossEntropy(), torch.device("cuda")) is None
-    with nullcontext() if possible else pytest.warns(UserWarning, match="clients are trained one after the other"):
-        gpu = fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL, eval_every=2, device="cuda")
+    assert why_not_batched(task, fh.CrossEntropy(), torch.device("cuda")) is None
+    gpu = fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL, eval_every=2, device="cuda")
     cpu = fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL, eval_every=2, device="cpu")
     assert gpu.loss == pytest.approx(cpu.loss, rel=1e-3)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import fedhist as fh
 from fedhist.clients.batched import bytes_per_client, padded, why_not_batched
@@ -88,7 +89,7 @@ def planned(trial: fh.Trial) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         tried = planning.why_not_batched
-        patch.setattr(planning, "why_not_batched", lambda task, objective, _: tried(task, objective, CPU))
+        patch.setattr(planning, "why_not_batched", lambda task, objective, *_: tried(task, objective, CPU))
         (plan,) = planning.plan([trial], "auto", Pretended())  # type: ignore[arg-type]
     return plan.trainer
 
@@ -115,20 +116,39 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_models_are_batched_or_refused_before_the_first_round(kind: type[nn.RNNBase]) -> None:
+def test_recurrent_models_are_batched(kind: type[nn.RNNBase]) -> None:
     x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
     task = fh.Task(lambda: Recurrent(kind), x, y, np.array_split(np.arange(40), 5), x, y)
-    reason = why_not_batched(task, fh.CrossEntropy(), CPU)
-    options = {"k": 2, "rounds": 4, "local": LOCAL, "eval_every": 2}
-    reference = fh.simulate("fedavg", task, trainer="reference", **options)  # type: ignore[arg-type]
-    if reason is None:  # a later version of torch may batch it
-        assert fh.simulate("fedavg", task, trainer="batched", **options).loss == pytest.approx(reference.loss)  # type: ignore[arg-type]
-    else:
-        assert "atching rule" in reason
-        with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot train these clients, use 'reference': "):
-            fh.simulate("fedavg", task, trainer="batched", **options)  # type: ignore[arg-type]
-    threaded = fh.simulate("fedavg", task, **options)  # type: ignore[arg-type]
+    reference, batched, threaded = (
+        fh.simulate("fedavg", task, trainer=trainer, k=2, rounds=4, local=LOCAL, eval_every=2)
+        for trainer in ("reference", "batched", "auto")
+    )
+    assert batched.loss == pytest.approx(reference.loss, rel=1e-5)
     assert threaded.loss == pytest.approx(reference.loss, rel=1e-4)
+
+
+class Packed(Recurrent):
+    """Reads sequences of one length as if they had several."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = pack_padded_sequence(self.embedding(x), lengths, batch_first=True)
+        return self.fc(self.rnn(packed)[1][0][0])
+
+
+def test_packed_sequences_are_refused_before_the_first_round() -> None:
+    x, y = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    task = fh.Task(lambda: Packed(nn.LSTM), x, y, np.array_split(np.arange(40), 5), x, y)
+    with pytest.raises(fh.InvalidInput, match="trainer='batched' cannot train these clients, use 'reference': "):
+        fh.simulate("fedavg", task, trainer="batched", k=2, rounds=4, local=LOCAL)
+    assert fh.simulate("fedavg", task, k=2, rounds=4, local=LOCAL).loss[-1] < 2
+
+
+def test_the_modes_of_pytorch_are_as_before(task: fh.Task) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.mha, "_is_fastpath_enabled", True)
+        why_not_batched(task, fh.CrossEntropy(), CPU)
+        assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_a_model_that_cannot_be_evaluated_in_a_batch_is_refused(make_task: Callable[..., fh.Task]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import fedhist as fh
 from fedhist.command import bench, speed
-from fedhist.command.speed import MODELS, random_task
+from fedhist.command.speed import random_task, small_cnn
 from fedhist.paper.cells import COMPARED
 from tests.command.calls import fails, fedhist, succeeds
 
@@ -37,15 +37,17 @@ def test_both_models_without_options(tmp_path: Path, monkeypatch: pytest.MonkeyP
     succeeds("bench", "--dataset", "digits", cwd=tmp_path)
     assert [(each["model"], each["dataset"]) for each in measured] == [
         ("lenet", "random"),
-        ("cnn", "random"),
+        ("small-cnn", "random"),
         ("lenet", "digits"),
     ]
 
 
 def test_noise_is_shared_out_evenly() -> None:
-    few, many = random_task(5, MODELS["cnn"], 40), random_task(2000, fh.LeNet, 50)
+    few, many = random_task(5, small_cnn, 40), random_task(2000, "lenet", 50)
     assert (few.sizes == 40).all() and few.x.shape == (200, 3, 32, 32)
     assert (many.sizes == 50).all() and len(many.x) == 50_000
+    text = random_task(5, "char-transformer", 40)
+    assert text.x.shape == (200, 80) and int(text.y.max()) > 10
 
 
 def test_turns_end_with_the_time() -> None:

@@ -67,7 +67,7 @@ def test_the_same_option_is_called_and_described_alike() -> None:
         (["paper", "tabel1"], "unknown experiment 'tabel1': did you mean 'table1'?"),
         (["bench", "--repeats", "0"], "repeats must be at least 1, got 0."),
         (["bench", "downdates"], "what must be 'updates', 'server', 'scaling' or 'startup', got 'downdates'."),
-        (["bench", "--model", "resnet"], "model must be 'lenet', 'cnn' or 'lenet-dropout', got 'resnet'."),
+        (["bench", "--model", "resnet"], "unknown model 'resnet': did you mean 'resnet8'?"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:

@@ -139,6 +139,28 @@ def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkey
         fh.simulate("fedhist", task, k=3, rounds=500)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("ca2fl", "bits=16"),
+        ("ca2fl:bits=16 + adam", "bits=8"),
+        ("mifa:bits=8", "bits=4"),
+        ("fedhist:h=40", "memory_dtype=bfloat16"),
+    ],
+)
+def test_and_with_an_option_with_which_it_fits(
+    make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    task = make_task(model=lambda: nn.Linear(5, 300))
+    trial = fh.Trial(name, task, k=3, rounds=4)
+    (parts,) = plan.memory_needed(plan.plan([trial], "auto", CPU), CPU)
+    free = [sum(parts.values()) - share * parts[plan.REMEMBERED] for share in (0.1, 1)]
+    for left, expected in zip(free, (rf"; with {option} it would need [\d.]+ .B\.$", r"\)\.$"), strict=True):
+        monkeypatch.setattr(engine, "available", lambda _, left=left: left / plan.USABLE_MEMORY)
+        with pytest.raises(fh.InvalidInput, match=expected):
+            fh.simulate(name, task, k=3, rounds=4)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "wkafl", "fedhist", "fedhist:haa=false"])
 def test_a_strategys_memory_is_known_beforehand(task: fh.Task, name: str) -> None:
     trial = fh.Trial(name, task, k=3, rounds=5)

@@ -216,7 +216,8 @@ def test_after_a_full_disk_nothing_is_missing(path: Path, monkeypatch: pytest.Mo
 
 def test_it_writes_beside_the_caller_and_waits_for_the_step_before(path: Path) -> None:
     model, own = Model(), Journal(path, KIND, GROWING)
-    own.write(model.tensors(), model.state(), {})
+    given = {name: tensor.clone() for name, tensor in model.tensors().items()}  # tensors must stay as they are
+    own.write(given, model.state(), {})
     rows = model.advance()  # lists may grow meanwhile
     own.write(model.tensors(), model.state(), {"cache": rows})
     own.close()

@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
@@ -31,7 +32,9 @@ from fedhist.clients.objectives import (
 )
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
+from fedhist.clients.precision import forward_in, products_in
 from fedhist.clients.randomness import Keyed
+from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, mapped, rows, tensors_of
 from fedhist.data.examples import Items, TestSet
@@ -46,9 +49,23 @@ TEST_PIECE = 1000
 """Test examples on which all models are evaluated at a time, at most."""
 
 
-def fast_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which convolutions and pooling of many models are fast on this device."""
-    return _kernels(device)()
+@contextmanager
+def many_models(net: ModuleNet, device: torch.device) -> Iterator[None]:
+    """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
+
+    Attention is two products and a softmax, since the fused ones have no batching rule; so are recurrent layers.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # of a transformer's layer in evaluation
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_kernels(device)())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if any(isinstance(each, nn.RNNBase) for each in net.module.modules()):
+                stack.enter_context(WrittenOut())
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 @cache
@@ -106,7 +123,8 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
         params = layout.unflatten(flat) | moved
         anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
         batch = Batch(x, y, side.loss, weight)
-        with Keyed(own["key"], step) if "key" in own else nullcontext():
+        drawing = Keyed(own["key"], step) if "key" in own else nullcontext()
+        with drawing, forward_in(side.local.precision, flat.device):
             value = loss_of(objective, net, params, anchor, batch)
         return value, torch.cat([rest[:0], *(each.reshape(-1) for each in moved.values())])
 
@@ -117,7 +135,7 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
     moved_by = None if shift is None else shift(mail, side.previous, side.has_previous[:, None])
     flat, rest = side.version[:, :size], side.version[:, size : layout.width]
     net.module.train()
-    with torch.enable_grad():
+    with products_in(side.local.precision), torch.enable_grad():
         for step in range(side.weight.shape[1]):
             (x, y), share = examples(step), side.weight[:, step]
             if layout.statistics:  # padding would change them, and all clients have as many examples here
@@ -226,7 +244,7 @@ class BatchedTrainer(Trainer):
             keys,
             weight.to(self.device, version.dtype),
         )
-        with fast_kernels(self.device):
+        with many_models(side.net, self.device):
             if isinstance(task.x, Items):
                 fetched = [
                     _fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)
@@ -236,10 +254,12 @@ class BatchedTrainer(Trainer):
 
     def evaluate(self, models: Sequence[Candidate]) -> list[Score]:
         """Evaluate each model on its test set."""
-        with fast_kernels(self.device):
-            return [
-                evaluate(task, self._nets.of(task, seed), model[None], test)[0] for task, seed, model, test in models
-            ]
+        scores = []
+        for task, seed, model, test in models:
+            net = self._nets.of(task, seed)
+            with many_models(net, self.device):
+                scores += evaluate(task, net, model[None], test)
+        return scores
 
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:
@@ -273,22 +293,24 @@ def _stacked(batches: Sequence[Batch]) -> tuple[Columns, Tensor]:
     return mapped(batches[0].x, lambda _: next(columns)), torch.stack([batch.y for batch in batches])
 
 
-def why_not_batched(task: Task, objective: Objective, device: torch.device) -> str | None:
+def why_not_batched(task: Task, objective: Objective, device: torch.device, precision: str = "float32") -> str | None:
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch an LSTM
+            warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch something
             padding = 0 if task.layout.statistics else 1
-            plain, with_padding = (_try_batch(task, objective, device, 2, 2, each) for each in (0, padding))
+            plain, with_padding = (_try_batch(task, objective, device, precision, 2, 2, n) for n in (0, padding))
             net = Nets(device).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)
-            evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
+            with many_models(net, device):
+                evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return reason(error)
     scale = float(plain.abs().nan_to_num().max())
-    if torch.allclose(plain, with_padding, rtol=1e-3, atol=1e-6 * scale, equal_nan=True):
+    relative, absolute = (1e-3, 1e-6) if precision == "float32" else (0.1, 1e-2)  # rounding may differ in every sum
+    if torch.allclose(plain, with_padding, rtol=relative, atol=absolute * scale, equal_nan=True):
         return None
     name = type(objective).__name__
     if type(objective) in (TaskLoss, CrossEntropy, Proximal, Contrastive):
@@ -296,7 +318,9 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device) -> s
     return f"{name} counts the padding of clients with less data; use batch.mean() or batch.loss()"
 
 
-def bytes_per_client(task: Task, objective: Objective, batch: int, device: torch.device) -> int:
+def bytes_per_client(
+    task: Task, objective: Objective, batch: int, device: torch.device, precision: str = "float32"
+) -> int:
     """Return the memory of a GPU that each client of a batch takes while it trains; 0 for a CPU."""
     if device.type != "cuda":
         return 0
@@ -304,12 +328,12 @@ def bytes_per_client(task: Task, objective: Objective, batch: int, device: torch
     with torch.cuda.device(device):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        _try_batch(task, objective, device, clients, batch)
+        _try_batch(task, objective, device, precision, clients, batch)
         return (torch.cuda.max_memory_allocated() - before) // clients
 
 
 def _try_batch(
-    task: Task, objective: Objective, device: torch.device, clients: int, batch: int, padding: int = 0
+    task: Task, objective: Objective, device: torch.device, precision: str, clients: int, batch: int, padding: int = 0
 ) -> Tensor:
     """Let some clients take one step together on the first examples; return their uploads."""
     net = Nets(device).of(task, 0)
@@ -323,7 +347,9 @@ def _try_batch(
     weight = torch.full(index.shape, 1 / batch, dtype=version.dtype, device=device)
     weight[:, :, batch:] = 0
     keys = torch.arange(clients, device=device) if task.is_random else None
-    side = Side(net, Local(lr=1.0), objective, task.loss, 1.0, version, previous, known, keys, weight)
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), fast_kernels(device):
+    side = Side(
+        net, Local(lr=1.0, precision=precision), objective, task.loss, 1.0, version, previous, known, keys, weight
+    )
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), many_models(net, device):
         table = mapped(x, lambda each: each.to(device)), y.to(device)
         return descend(side, from_table(table, index))

@@ -323,7 +323,7 @@ def _plain_conv(input, weight, bias=None, stride=1, padding=0, dilation=1, group
     """Do as ``torch.conv2d`` does; return None for options that the kernels do not support."""
     if groups != 1 or _pair(dilation) != (1, 1) or input.ndim != 4 or isinstance(padding, str):
         return None
-    if input.dtype != torch.float32 or weight.dtype != torch.float32:
+    if input.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
         return None
     shape = _Shape(input.shape, weight.shape, _pair(stride), _pair(padding))
     return _Conv.apply(input, weight, bias, shape)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedhist.clients.schedules import Schedule, as_schedule
-from fedhist.errors import InvalidInput, brief, flag, number, positive, rate, require, unknown, whole
+from fedhist.errors import InvalidInput, brief, choice, flag, number, positive, rate, require, unknown, whole
 from fedhist.options import documented, option, parse_options
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LOOP = (
 )
 KNOWN = ("sgd", "adam", "adamw")
 """Optimizers that all trainers have; any other is PyTorch's own, by the name of its class."""
+PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 @documented
@@ -60,6 +61,11 @@ class Local:
         PANEL,
         name="lr_schedule",
     )
+    precision: str = option(
+        "float32",
+        "What training computes in: float32, bfloat16, or tf32 on a GPU. Models, uploads and evaluations stay float32.",
+        PANEL,
+    )
     loop: Callable[..., Any] | None = field(default=None, metadata={"help": LOOP})
 
     def __post_init__(self) -> None:
@@ -87,10 +93,11 @@ class Local:
                 if key not in known:
                     raise unknown(f"option of {name}", key, known)
             _check_moments(name, options)
+        choice("precision", self.precision, PRECISIONS)
         self.factors  # noqa: B018 (raises if the schedule is not one)
         require(self.loop is None or callable(self.loop), f"loop must be a function, got {brief(self.loop)}.")
         for each in fields(self) if self.loop is not None else ():
-            own = each.name in ("momentum", "weight_decay", "optimizer", "nesterov", "clip_norm", "schedule")
+            own = each.name not in ("lr", "steps", "batch_size", "epochs", "loop")
             fits = not own or getattr(self, each.name) == each.default
             require(fits, f"a loop trains in its own way; leave {each.name} out.")
 

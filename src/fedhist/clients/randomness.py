@@ -6,7 +6,9 @@ machines, and a captured CUDA graph draws new ones when only its keys change.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedhist.clients.local import Local
 from fedhist.clients.optimizers import why_not_flat
+from fedhist.clients.recurrent import RECURRENT, drops, written_out
 from fedhist.data.columns import applied
 from fedhist.data.task import Task
 from fedhist.noise import bits, gaussian, keyed, keyed_number
@@ -92,6 +95,34 @@ def _attention(
     return weights @ value
 
 
+def _seen_through(function: Any) -> Any:
+    """Return a function of PyTorch's whose own calls a mode sees, too: else it sees the outermost alone."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_multi_head = _seen_through(F.multi_head_attention_forward)
+
+
+def _multi_head_attention(mode: Keyed, *args: Any, **options: Any) -> Any:
+    """Return what ``nn.MultiheadAttention`` does, whose dropout is a call inside its own."""
+    with mode:
+        return _multi_head(*args, **options)
+
+
+def _recurrent(function: Any, mode: Keyed, *args: Any) -> Sequence[Tensor] | None:
+    """Return what a recurrent layer does that drops values between its layers."""
+
+    def drop(x: Tensor, p: float) -> Tensor:  # counted by example first, since a minibatch may be padded
+        dropped = _dropout(None)(mode, x.transpose(0, 1), p)
+        assert dropped is not None
+        return dropped.transpose(0, 1)
+
+    return written_out(function, args, drop) if drops(args) else None
+
+
 def _uniform_like(mode: Keyed, input: Tensor, **options: Any) -> Tensor | None:
     if options or not input.is_floating_point():
         return None
@@ -128,13 +159,15 @@ def _shaped(like: Callable[[Keyed, Tensor], Tensor | None]) -> Callable[..., Ten
     return draw
 
 
-_DRAWN: dict[Any, Callable[..., Tensor | None]] = {
+_DRAWN: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout(None),
     torch.dropout: lambda mode, input, p, train: _dropout(None)(mode, input, p, training=train),
     F.dropout1d: _dropout(2),
     F.dropout2d: _dropout(2),
     F.dropout3d: _dropout(2),
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
+    **{function: partial(_recurrent, function) for function in RECURRENT},
     torch.rand_like: _uniform_like,
     torch.randn_like: _normal_like,
     torch.bernoulli: _bernoulli,

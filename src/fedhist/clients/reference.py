@@ -15,6 +15,7 @@ from fedhist.clients.net import ModuleNet, Nets
 from fedhist.clients.objectives import Trained, loss_of, shift_of
 from fedhist.clients.optimizers import torch_optimizer
 from fedhist.clients.parcel import parcel_of
+from fedhist.clients.precision import forward_in, products_in
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, rows
@@ -39,7 +40,11 @@ class ReferenceTrainer(Trainer):
         for job, row in zip(jobs, rows, strict=True):
             drawing = job.task.is_random or job.local.loop is not None
             # Also what draws random numbers in a way that keys do not reach follows from the key.
-            with seeded(job.key, cuda) if drawing else contextlib.nullcontext(), torch.enable_grad():
+            with (
+                seeded(job.key, cuda) if drawing else contextlib.nullcontext(),
+                products_in(job.local.precision),
+                torch.enable_grad(),
+            ):
                 local = self._trained(job) if job.local.loop is None else self._looped(job)
             write_row(job, local, row)
         return []
@@ -57,7 +62,8 @@ class ReferenceTrainer(Trainer):
             parameter.grad = torch.zeros_like(parameter)  # stays zero where the loss does not depend on it
         for step, batch in enumerate(job.minibatches(self.device)):
             optimizer.zero_grad(set_to_none=False)
-            with Keyed(job.key, step) if job.task.is_random else contextlib.nullcontext():
+            drawing = Keyed(job.key, step) if job.task.is_random else contextlib.nullcontext()
+            with drawing, forward_in(job.local.precision, self.device):
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
             torch.autograd.backward(loss)
             for name, each in shifts.items():

@@ -21,6 +21,7 @@ from fedhist.clients.native import NativeModel, NativeWorker, supports
 from fedhist.clients.net import ModuleNet, net_key
 from fedhist.clients.objectives import Batch, Objective, loss_of, shift_of
 from fedhist.clients.optimizers import clipped, optimizer_of
+from fedhist.clients.precision import forward_in
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.reference import TEST_BATCH, score_of, write_row
 from fedhist.clients.scores import Score
@@ -90,7 +91,8 @@ class _TorchWorker:
         parameters, flat, lr = tuple(net.own.values()), self.flat[:size], job.lr
         optimizer, key = optimizer_of(local), job.key if job.task.is_random else 0
         for step, batch in enumerate(self._batches(job)):
-            with Keyed(key, step) if job.task.is_random else contextlib.nullcontext():
+            drawing = Keyed(key, step) if job.task.is_random else contextlib.nullcontext()
+            with drawing, forward_in(local.precision, flat.device):
                 loss = loss_of(job.objective, net, net.own, anchor, batch)
             slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
             gradient = torch.cat([slope.reshape(-1) for slope in slopes])

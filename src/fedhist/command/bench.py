@@ -62,9 +62,9 @@ def bench(
     model: Annotated[
         str | None,
         typer.Option(
-            help="With random data: lenet, cnn or lenet-dropout.",
-            show_default="lenet and cnn, one after the other",
-            autocompletion=completion.one_of("lenet", "cnn", "lenet-dropout"),
+            help="With random data: a model's name, package.module:function, small-cnn or lenet-dropout.",
+            show_default="lenet and small-cnn, one after the other",
+            autocompletion=completion.one_of(*completion.MODELS, "small-cnn", "lenet-dropout"),
         ),
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients N.")] = 100,
@@ -74,6 +74,13 @@ def bench(
         str, typer.Option(help="Of clients and loop: sgd, adam, adamw or any class of torch.optim.")
     ] = "sgd",
     clip_norm: Annotated[float | None, typer.Option(help="Largest norm of a minibatch's gradient.")] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Of clients and loop: float32, bfloat16 or, on a GPU, tf32.",
+            autocompletion=completion.VALUES["precision"],
+        ),
+    ] = "float32",
     rounds: Annotated[int, typer.Option(help="Rounds of the simulation in each turn.")] = 20,
     eval_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 100,
     seeds: Annotated[int, typer.Option(help="Number of runs side by side.")] = 1,
@@ -99,9 +106,9 @@ def bench(
     }  # fmt: skip
     for name, value in counted.items():
         whole(name, value, 1)
-    models = ["lenet", "cnn"] if model is None and dataset == "random" else [model or "lenet"]
+    models = ["lenet", "small-cnn"] if model is None and dataset == "random" else [model or "lenet"]
     for each in models:
         measure(
             dataset=dataset, model=each, strategy=strategy, trainers=trainer, optimizer=optimizer, clip_norm=clip_norm,
-            device=device, data_dir=data_dir, **counted,
+            precision=precision, device=device, data_dir=data_dir, **counted,
         )  # fmt: skip

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from fedhist.clients.local import PRECISIONS
+
 Complete = Callable[[str], list[str]]
 
 STRATEGIES = (
@@ -106,6 +108,7 @@ VALUES: dict[str, Complete] = {
     "noise": one_of("upload", "sum", "client"),
     "device": one_of("auto", "cpu", "cuda"),
     "trainer": one_of(*TRAINERS),
+    "precision": one_of(*PRECISIONS),
     "engine": one_of("local", "ray"),
     "schedule_clients": one_of("auto", "ids", "labels"),
     "record_dtype": one_of("float32", "float16", "bfloat16"),

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
-from fedhist.errors import choice
+from fedhist.clients.precision import forward_in, products_in
+from fedhist.data.models import model_of
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.plan import devices_of
@@ -56,19 +57,27 @@ class LeNetWithDropout(fh.LeNet):
         return outputs
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": fh.LeNet, "cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
+OWN: dict[str, Callable[[], nn.Module]] = {"small-cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
+"""Models of this benchmark, beside those that the package has by name."""
+LETTERS, LENGTH = 80, 80
+"""Of random text."""
 FIRST = "plain loop, one thread"
 """What speeds are multiples of."""
 
 
-def random_task(clients: int, model: Callable[[], nn.Module], each: int = 500) -> fh.Task:
-    """Return noise of CIFAR's shape, shared out evenly, with a test set of next to nothing."""
+def random_task(clients: int, model: str | Callable[[], nn.Module], each: int = 500) -> fh.Task:
+    """Return noise, shared out evenly, with a test set of next to nothing: images of CIFAR's shape, or text."""
     generator = torch.Generator().manual_seed(0)
-    count = min(each * clients, 50_000)
-    x = torch.randn(count, 3, 32, 32, generator=generator)
-    y = torch.randint(10, (count,), generator=generator)
+    count, text = min(each * clients, 50_000), isinstance(model, str) and model.startswith("char-")
+    classes = LETTERS if text else 10
+    if text:
+        x = torch.randint(LETTERS, (count, LENGTH), generator=generator)
+    else:
+        x = torch.randn(count, 3, 32, 32, generator=generator)
+    y = torch.randint(classes, (count,), generator=generator)
     owned = np.arange(clients)[:, None] * each + np.arange(each)
-    return fh.Task(model, x, y, owned % count, x[:10], y[:10], name="noise")
+    build = model_of(model, x, classes) if isinstance(model, str) else model
+    return fh.Task(build, x, y, owned % count, x[:10], y[:10], name="noise")
 
 
 def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.device) -> Callable[[], None]:
@@ -82,13 +91,16 @@ def plain_loop(task: fh.Task, local: fh.Local, updates: int, device: torch.devic
     model = task.build(seed=0).to(device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
+    @products_in(local.precision)
     def loop() -> None:
         for batches in plan:
             model.load_state_dict(start)
             optimizer = torch_optimizer(local, model.parameters(), rate)
             for index in batches:
                 optimizer.zero_grad()
-                F.cross_entropy(model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                with forward_in(local.precision, device):
+                    loss = F.cross_entropy(model(x[index]), y[index])
+                torch.autograd.backward(loss)
                 if local.clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), local.clip_norm)
                 optimizer.step()
@@ -146,6 +158,7 @@ def measured(
     local_steps: int = 5,
     optimizer: str = "sgd",
     clip_norm: float | None = None,
+    precision: str = "float32",
     eval_every: int = 100,
     loop_updates: int = 40,
     repeats: int = 3,
@@ -162,10 +175,10 @@ def measured(
     where = devices_of(device)[0]
     methods = list(COMPARED.values()) if strategy == "all" else [as_method(strategy)]
     if dataset == "random":
-        task = random_task(clients, MODELS[choice("model", model, tuple(MODELS))])
+        task = random_task(clients, OWN.get(model, model))
     else:
         task = fh.load_task(dataset, clients=clients, beta=0.3, data_dir=data_dir)
-    local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm)
+    local = fh.Local(steps=local_steps, optimizer=optimizer, clip_norm=clip_norm, precision=precision)
     threads = torch.get_num_threads()
     loop = plain_loop(task, local, loop_updates, where)
     with_threads(1, loop)()  # warm-up, so that neither side pays for what libraries do once

@@ -25,7 +25,7 @@ class CharLSTM(nn.Module):
 class _Layer(nn.Module):
     """Causal self-attention and a layer for each position, both beside a shortcut and after LayerNorm.
 
-    Attention is written out, since ``nn.MultiheadAttention`` cannot be trained for many clients at once.
+    Attention is written out, so that the last layer need not compute positions that nobody reads.
     """
 
     def __init__(self, width: int, heads: int) -> None:

@@ -37,21 +37,22 @@ class Layer(ctypes.Structure):
     """One layer, as layers.h declares it."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("kind", "activation", "channels", "height", "width")),
+        *((name, ctypes.c_int32) for name in ("kind", "activation", "input", "other", "slot")),
+        *((name, ctypes.c_int32) for name in ("channels", "height", "width")),
         *((name, ctypes.c_int32) for name in ("out_channels", "out_height", "out_width")),
         *((name, ctypes.c_int32) for name in ("kernel_height", "kernel_width", "stride_height", "stride_width")),
-        *((name, ctypes.c_int32) for name in ("pad_height", "pad_width")),
+        *((name, ctypes.c_int32) for name in ("pad_height", "pad_width", "groups")),
         *((name, ctypes.c_int64) for name in ("weight", "bias", "call", "threshold")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "eps")),
     ]
 
 
 class Net(ctypes.Structure):
-    """A chain of layers over one flat parameter vector, and the loss of its outputs."""
+    """Layers over one flat parameter vector, each after those whose outputs it takes, and the last one's loss."""
 
     _fields_ = [
         ("layers", ctypes.POINTER(Layer)),
-        *((name, ctypes.c_int64) for name in ("num_layers", "num_parameters", "loss")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_slots", "num_parameters", "loss")),
     ]
 
 
@@ -66,7 +67,7 @@ class Descent(ctypes.Structure):
     ]
 
 
-CONVOLUTION, MAX_POOL, AVERAGE_POOL, DROPOUT, CHANNEL_DROPOUT = range(5)
+CONVOLUTION, MAX_POOL, AVERAGE_POOL, DROPOUT, CHANNEL_DROPOUT, SUM, GROUP_NORM, GELU, GELU_TANH = range(9)
 IDENTITY, RELU, TANH = range(3)
 CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY, HUBER = range(4)
 SGD, ADAM, ADAMW = range(3)

@@ -30,7 +30,7 @@ static uint64_t step_key(uint64_t key, int64_t step) {
 
 /* Drop values of row `y`, in a forward pass, or of its gradient: the same mask is drawn again, which is about as fast
  * as to load one. It is counted in the order of PyTorch's tensor, [example, channel, row, column]. */
-static void drop(const Layer *layer, int y, uint64_t key, Image from, Image to, int vectors) {
+static void drop(const Layer *layer, int y, uint64_t key, bool add, Image from, Image to, int vectors) {
     bool whole = layer->kind == CHANNEL_DROPOUT;
     int pixels = layer->height * layer->width;
     uint64_t start = mixed(mixed(key + (uint64_t)layer->call * GOLDEN));
@@ -48,7 +48,8 @@ static void drop(const Layer *layer, int y, uint64_t key, Image from, Image to, 
                 mix(&bits);
                 masks kept = __builtin_convertvector((signed_words)bits >= layer->threshold, masks);
                 /* A product, through which NaN goes, as in PyTorch. */
-                target[vector] = value[vector] * (lanes)(kept & (masks)splat(layer->scale));
+                lanes result = value[vector] * (lanes)(kept & (masks)splat(layer->scale));
+                target[vector] = add ? target[vector] + result : result;
             }
         }
 }

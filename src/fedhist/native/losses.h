@@ -20,11 +20,11 @@ static float slope_of(int64_t loss, float output, float target) {
     return error < -1 ? -1 : error > 1 ? 1 : error;
 }
 
-/* Write the gradient of a batch's mean loss into slopes[0]; it is zero in the lanes left over. */
+/* Write the gradient of a batch's mean loss into the outputs' slot; it is zero in the lanes left over. */
 static void differentiate(const Net *net, const void *y, const int64_t *index, int examples, const Space *space) {
     int outputs = net->layers[net->num_layers - 1].out_channels, stride = space->vectors * LANES;
     const float *output = (const float *)space->values[net->num_layers];
-    float *slope = (float *)space->slopes[0], count = (float)examples * (float)outputs;
+    float *slope = (float *)slope_at(net, net->num_layers, space), count = (float)examples * (float)outputs;
     memset(slope, 0, sizeof(float) * (size_t)(outputs * stride));
     for (int lane = 0; lane < examples; lane++, output++, slope++)
         if (net->loss == CROSS_ENTROPY)

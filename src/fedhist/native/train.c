@@ -1,4 +1,4 @@
-/* Local training of a small convolutional net, all steps of one client in one call.
+/* Local training of a small convolutional net, residual or not, all steps of one client in one call.
  *
  * Activations lie as [channel, row, column, example]: a vector register holds the same pixel of several examples.
  * Weights are then scalars, used where PyTorch's flat parameter vector has them, and convolutions of any size,
@@ -7,9 +7,11 @@
  *
  * Nothing is global and nothing allocated: threads that bring their own scratch memory do not meet.
  */
+#include "convolution.h"
 #include "descent.h"
 #include "dropout.h"
 #include "losses.h"
+#include "norm.h"
 
 /* Where a convolution's patch elements and channels lie, as distances in vectors. */
 static void measure(const Layer *layer, Image in, Image out, const Space *space) {
@@ -23,14 +25,14 @@ static void measure(const Layer *layer, Image in, Image out, const Space *space)
 }
 
 /* Bring examples into the lanes. Lanes left over repeat the first example; the loss leaves them out. */
-static void gather(const Layer *layer, const float *x, const int64_t *index, int examples, const Space *space) {
+static void gather(const Net *net, const float *x, const int64_t *index, int examples, const Space *space) {
+    const Layer *layer = net->layers;
     int stride = space->vectors * LANES;
     ptrdiff_t size = (ptrdiff_t)layer->channels * layer->height * layer->width;
-    Image in = input_image(layer, space->vectors, space->values[0]);
-    lanes *start = in.at + layer->pad_height * in.row + layer->pad_width * space->vectors;
+    Image in = image_of(net, 0, layer->height, layer->width, space->vectors, space->values[0]);
     for (int channel = 0; channel < layer->channels; channel++)
         for (int y = 0; y < layer->height; y++) {
-            float *target = (float *)(start + channel * in.plane + y * in.row);
+            float *target = (float *)(in.at + channel * in.plane + y * in.row);
             const float *source = x + (ptrdiff_t)(channel * layer->height + y) * layer->width;
             for (int lane = 0; lane < stride; lane++) {
                 const float *row = source + index[lane < examples ? lane : 0] * size;
@@ -39,64 +41,97 @@ static void gather(const Layer *layer, const float *x, const int64_t *index, int
         }
 }
 
-/* Compute all activations. Each layer goes row by row, so that a row is used while it is in the cache. */
+/* Compute all values. Most layers go row by row, so that a row is used while it is in the cache. */
 static void forward(const Net *net, const float *parameters, uint64_t key, const Space *space) {
     for (int64_t l = 0; l < net->num_layers; l++) {
         const Layer *layer = net->layers + l;
-        const float *weight = parameters + layer->weight, *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
-        Image in = input_image(layer, space->vectors, space->values[l]);
-        Image out = output_image(layer, l == net->num_layers - 1, space->vectors, space->values[l + 1]);
+        const float *weight = layer->weight < 0 ? NULL : parameters + layer->weight;
+        const float *bias = layer->bias < 0 ? NULL : parameters + layer->bias;
+        int vectors = space->vectors;
+        Image in = input_image(net, layer, layer->input, vectors, space->values[layer->input]);
+        Image out = output_image(net, layer, vectors, space->values[l + 1]), other = {0};
+        if (layer->other >= 0) other = input_image(net, layer, layer->other, vectors, space->values[layer->other]);
+        if (layer->kind == GROUP_NORM)
+            normalize(layer, weight, bias, in, out, statistics(net, layer, vectors, space->values[l + 1]), vectors);
         if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
-        for (int y = 0; y < layer->out_height; y++) {
+        for (int y = 0; layer->kind != GROUP_NORM && y < layer->out_height; y++) {
             if (layer->kind == CONVOLUTION) convolve(layer, y, false, weight, bias, in, out, space);
-            else if (drops(layer)) drop(layer, y, key, in, out, space->vectors);
-            else pool(layer, y, false, in, out, in, out, space->vectors);
-            activate(layer, y, false, out, out, space->vectors);
+            else if (layer->kind == SUM) add_row(layer, y, in, other, out, vectors);
+            else if (drops(layer)) drop(layer, y, key, false, in, out, vectors);
+            else if (layer->kind == GELU || layer->kind == GELU_TANH) gelu(layer, y, false, false, in, in, out, vectors);
+            else pool(layer, y, false, in, out, in, out, vectors);
+            if (layer->kind != SUM) activate(layer, y, false, out, out, vectors);
         }
     }
 }
 
-/* Turn the gradient of the outputs, in slopes[0], into that of all parameters. */
+/* Add gradients of a convolution's biases and weights. Weights take several rows at once: each time all their sums are
+ * loaded and stored. */
+static void parameter_gradients(const Layer *layer, int y, Image in, Image out_slope, const Space *space) {
+    int run = layer->out_width * space->vectors, block = run < STRETCH ? STRETCH / run : 1, first = y / block * block;
+    for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
+        lanes sum = splat(0);
+        for (int n = 0; n < run; n++) sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
+        space->gradient[layer->bias + channel] += sum_of_lanes(sum);
+    }
+    if (!is_linear(layer) && (y == first + block - 1 || y == layer->out_height - 1))
+        convolution_gradient(layer, first, y - first + 1, in, out_slope, space);
+}
+
+/* Take a layer's gradient back to one of its inputs, and with the first one to its parameters. */
+static void backward_layer(const Net *net, const Layer *layer, int64_t value, bool first, const float *parameters,
+                           uint64_t key, const Space *space) {
+    bool add = space->begun[value], windows = layer->kind <= AVERAGE_POOL, wanted = value > 0;
+    int vectors = space->vectors, clean = add ? layer->height + 2 * layer->pad_height : 0;
+    int64_t l = layer - net->layers;
+    const float *weight = layer->weight < 0 ? NULL : parameters + layer->weight;
+    Image in = input_image(net, layer, value, vectors, space->values[value]);
+    Image out = output_image(net, layer, vectors, space->values[l + 1]);
+    Image out_slope = output_image(net, layer, vectors, slope_at(net, l + 1, space)), in_slope = {0};
+    if (wanted) in_slope = input_image(net, layer, value, vectors, slope_at(net, value, space));
+    if (layer->kind == GROUP_NORM)
+        normalize_back(layer, weight, add, in, out, in_slope, out_slope,
+                       statistics(net, layer, vectors, space->values[l + 1]), space);
+    if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
+    for (int y = 0; layer->kind != GROUP_NORM && y < layer->out_height; y++) {
+        if (first) activate(layer, y, true, out, out_slope, vectors);
+        if (layer->kind == CONVOLUTION) parameter_gradients(layer, y, in, out_slope, space);
+        if (!wanted) continue;
+        /* Gradients of windows add up. Rows begin at zero just before the first one. */
+        int last = y == layer->out_height - 1 ? layer->height + 2 * layer->pad_height
+                                              : y * layer->stride_height + layer->kernel_height;
+        for (; windows && clean < last; clean++)
+            for (int channel = 0; channel < layer->channels; channel++)
+                memset(in_slope.at + channel * in_slope.plane + clean * in_slope.row, 0,
+                       sizeof(lanes) * (size_t)((layer->width + 2 * layer->pad_width) * vectors));
+        if (layer->kind == CONVOLUTION) convolve(layer, y, true, weight, NULL, in_slope, out_slope, space);
+        else if (layer->kind == SUM) add_row_back(layer, y, add, out_slope, in_slope, vectors);
+        else if (drops(layer)) drop(layer, y, key, add, out_slope, in_slope, vectors);
+        else if (!windows) gelu(layer, y, true, add, in, out_slope, in_slope, vectors);
+        else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
+    }
+    space->begun[value] = true;
+}
+
+/* Turn the gradient of the outputs, in their slot, into that of all parameters. */
 static void backward(const Net *net, const float *parameters, uint64_t key, int examples, const Space *space) {
-    for (int64_t l = net->num_layers - 1, turn = 0; l >= 0; l--, turn = !turn) {
+    memset(space->begun, false, (size_t)net->num_layers + 1);
+    for (int64_t l = net->num_layers - 1; l >= 0; l--) {
         const Layer *layer = net->layers + l;
-        bool last = l == net->num_layers - 1, convolution = layer->kind == CONVOLUTION && !is_linear(layer);
-        int vectors = space->vectors, clean = 0;
-        Image in = input_image(layer, vectors, space->values[l]);
-        Image out = output_image(layer, last, vectors, space->values[l + 1]);
-        Image out_slope = output_image(layer, last, vectors, space->slopes[turn]);
-        Image in_slope = input_image(layer, vectors, space->slopes[!turn]);
-        float *gradient = space->gradient;
         ptrdiff_t weights = (ptrdiff_t)patch_size(layer) * layer->out_channels;
-        if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
+        bool convolution = layer->kind == CONVOLUTION && !is_linear(layer);
         if (convolution) memset(space->sums, 0, sizeof(lanes) * (size_t)weights);
-        int biases = layer->bias < 0 ? 0 : layer->out_channels;
-        if (biases) memset(gradient + layer->bias, 0, sizeof(float) * (size_t)biases);
-        for (int y = 0; y < layer->out_height; y++) {
-            activate(layer, y, true, out, out_slope, vectors);
-            for (int channel = 0; channel < biases; channel++) {
-                lanes sum = splat(0);
-                for (int n = 0; n < layer->out_width * vectors; n++)
-                    sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
-                gradient[layer->bias + channel] += sum_of_lanes(sum);
-            }
-            if (convolution) convolution_gradient(layer, y, in, out_slope, space);
-            if (l == 0) continue;
-            /* The input's gradient adds up over windows. Its rows begin at zero just before the first one. */
-            int wanted = y == layer->out_height - 1 ? layer->height + 2 * layer->pad_height
-                                                    : y * layer->stride_height + layer->kernel_height;
-            for (; clean < wanted; clean++)
-                for (int channel = 0; channel < layer->channels; channel++)
-                    memset(in_slope.at + channel * in_slope.plane + clean * in_slope.row, 0,
-                           sizeof(lanes) * (size_t)in_slope.row);
-            if (layer->kind == CONVOLUTION)
-                convolve(layer, y, true, parameters + layer->weight, NULL, in_slope, out_slope, space);
-            else if (drops(layer)) drop(layer, y, key, out_slope, in_slope, vectors);
-            else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
+        if (layer->kind == CONVOLUTION && layer->bias >= 0)
+            memset(space->gradient + layer->bias, 0, sizeof(float) * (size_t)layer->out_channels);
+        backward_layer(net, layer, layer->input, true, parameters, key, space);
+        if (layer->other > 0) backward_layer(net, layer, layer->other, false, parameters, key, space);
+        if (layer->kind == CONVOLUTION && is_linear(layer)) {
+            Image in = input_image(net, layer, layer->input, space->vectors, space->values[layer->input]);
+            Image out_slope = output_image(net, layer, space->vectors, slope_at(net, l + 1, space));
+            linear_gradient(layer, in, out_slope, examples, space, space->gradient + layer->weight);
         }
-        if (is_linear(layer)) linear_gradient(layer, in, out_slope, examples, space, gradient + layer->weight);
         for (ptrdiff_t i = 0; convolution && i < weights; i++)
-            gradient[layer->weight + i] = sum_of_lanes(space->sums[i]);
+            space->gradient[layer->weight + i] = sum_of_lanes(space->sums[i]);
     }
 }
 
@@ -130,7 +165,7 @@ void fedhist_train(const Net *net, const Descent *descent, const float *x, const
             memset(space.velocity, 0, flat);
             if (space.adam) memset(space.squares, 0, flat);
         }
-        gather(net->layers, x, index, examples, &space);
+        gather(net, x, index, examples, &space);
         forward(net, space.local, key, &space);
         differentiate(net, y, index, examples, &space);
         backward(net, space.local, key, examples, &space);
@@ -147,7 +182,7 @@ void fedhist_outputs(const Net *net, const float *parameters, const float *x, co
     for (int64_t at = 0; at < count; at += batch) {
         int examples = (int)(count - at < batch ? count - at : batch);
         prepare(net, examples, scratch, &space);
-        gather(net->layers, x, index + at, examples, &space);
+        gather(net, x, index + at, examples, &space);
         forward(net, parameters, 0, &space);
         const float *output = (const float *)space.values[net->num_layers];
         for (int e = 0; e < examples; e++)

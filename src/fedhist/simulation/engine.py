@@ -288,7 +288,7 @@ class _Engine:
         tasks = {self.plans[i].trial.task.data: self.plans[i].trial.task for i in numbers}
         data = sum(task.bytes_for(device) for task in tasks.values())
         budgets = [available(each, self.gpu_share) - data for each in self.devices]
-        yield from ((wave, None) for wave in in_waves(needs, budgets, [str(each.trial) for each in self.plans]))
+        yield from ((wave, None) for wave in in_waves(needs, budgets, self.plans))
 
     def _take(self, first: Plan, members: Mapping[int, int], before: Saved | None, silent: int = 0) -> None:
         """Take some runs through all their rounds; `on_round` has been called for those up to `silent`."""

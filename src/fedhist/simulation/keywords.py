@@ -63,6 +63,7 @@ class ArmOptions(TypedDict, total=False):
     nesterov: bool
     clip_norm: float | None
     lr_schedule: str | Callable[[int], float]
+    precision: str
 
 
 class ComparisonOptions(ArmOptions, total=False):

@@ -4,6 +4,7 @@ So a run that cannot fit is refused, and runs that do not fit together follow on
 """
 
 import contextlib
+import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from fedhist.simulation.sources.queue import Queue
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
+from fedhist.strategies import Strategy
 from fedhist.strategies.memory import buffer_bytes
 from fedhist.world.clocks import busy_clients, schedule_of
 from fedhist.world.speeds import per_of
@@ -39,6 +41,11 @@ from fedhist.world.speeds import per_of
 TRAINERS = ("auto", "reference", "threaded", "native", "batched")
 USABLE_MEMORY = 0.9
 """Share of the free memory that is planned with; what libraries and allocators take is not known."""
+
+
+REMEMBERED = "the strategy's memory"
+SMALLER = (("bits", 16), ("memory_dtype", "bfloat16"), ("bits", 8), ("bits", 4))
+"""Options of strategies by which they remember less, and their values in the order in which they are proposed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +126,10 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     """Return the trainer of a trial; "auto" is the fastest that can handle it."""
     task, local, objective, on_cpu = trial.task, trial.local, trial.method.objective, device.type == "cpu"
     require(name not in ("threaded", "native") or on_cpu, f"trainer={name!r} is for the CPU, not for {device}.")
+    fits = local.precision != "tf32" or not on_cpu
+    require(fits, "precision='tf32' is what GPUs compute in, and this run is on the CPU; choose float32 or bfloat16.")
+    fits = local.precision == "float32" or task.layout.dtype == torch.float32
+    require(fits, f"precision={local.precision!r} is for models in float32, and this one is {task.layout.dtype}.")
     if name == "reference":
         return name
     alone = why_alone(task, local)
@@ -126,7 +137,7 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
     if reason is None and name == "native":
         reason = why_not_native(task, trial.seed, local, objective)
     if reason is None and (name == "batched" or (name == "auto" and not on_cpu)):
-        reason = why_not_batched(task, objective, device)
+        reason = why_not_batched(task, objective, device, local.precision)
     if reason is not None and name != "auto":
         other = "auto" if name == "native" and alone is None else "reference"
         raise InvalidInput(f"trainer={name!r} cannot train these clients, use {other!r}: {reason}.")
@@ -202,9 +213,9 @@ def memory_needed(plans: Sequence[Plan], device: torch.device) -> list[dict[str,
     for each in plans:
         trial, objective, task = each.trial, each.trial.method.objective, each.trial.task
         batch = min(trial.local.batch_size, int(task.sizes.max()))
-        key = *task.data, id(task.model), identity(objective), batch
+        key = *task.data, id(task.model), identity(objective), batch, trial.local.precision
         if each.trainer == "batched" and key not in measured:
-            measured[key] = bytes_per_client(task, objective, batch, device)
+            measured[key] = bytes_per_client(task, objective, batch, device, trial.local.precision)
         needs.append(_needed(each, measured.get(key, 0)))
     return needs
 
@@ -217,9 +228,7 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
     rounds_of_uploads, k = 1 if plan.scheduled else 2, schedule.k  # a queue works ahead
     parts = {
         "model versions": (plan.arriving.versions.num_slots + 2 + (trial.ema is not None)) * version,
-        "the strategy's memory": buffer_bytes(
-            trial.method.strategy, task.num_clients, trial.k, layout.size, layout.dtype
-        ),
+        REMEMBERED: _remembered(trial, trial.method.strategy),
         "uploads": (rounds_of_uploads + 1) * k * row,  # and a strategy's copy of them
         "the schedule": _schedule_bytes(trial),
     }
@@ -238,6 +247,24 @@ def _needed(plan: Plan, per_client: int) -> dict[str, int]:
         steps, size = trial.local.steps_for(largest), min(trial.local.batch_size, largest)
         parts["batches"] = 12 * min(BLOCK * k * steps * size, LARGEST_TABLE)
     return parts
+
+
+def _remembered(trial: Trial, strategy: Strategy) -> int:
+    """Return the bytes that a strategy remembers in such a run."""
+    layout = trial.task.layout
+    return buffer_bytes(strategy, trial.task.num_clients, trial.k, layout.size, layout.dtype)
+
+
+def _remedy(trial: Trial, others: int, usable: float) -> str:
+    """Return the end of a sentence: with which option a strategy would remember so little that the run fits."""
+    for name, value in SMALLER:
+        smaller = copy.deepcopy(trial.method.strategy)
+        parts = [part for part in smaller.modules() if hasattr(part, name)]
+        for part in parts:
+            setattr(part, name, value)
+        if parts and (total := others + _remembered(trial, smaller)) <= usable:
+            return f"; with {name}={value} it would need {in_units(total)}"
+    return ""
 
 
 def _schedule_bytes(trial: Trial) -> int:
@@ -266,7 +293,7 @@ def available(device: torch.device, gpu_share: float = 1.0) -> int:
 
 
 def in_waves(
-    needs: Mapping[int, Mapping[str, int]], budgets: Sequence[int], names: Sequence[str]
+    needs: Mapping[int, Mapping[str, int]], budgets: Sequence[int], plans: Sequence[Plan]
 ) -> list[dict[int, int]]:
     """Return which runs go together: for each wave, the device (by its place in `budgets`) of each run.
 
@@ -277,10 +304,11 @@ def in_waves(
     for i, parts in needs.items():
         total = sum(parts.values())
         if total > USABLE_MEMORY * max(budgets):
+            usable = USABLE_MEMORY * max(budgets)
             listed = ", ".join(f"{name} {in_units(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1]))
             raise InvalidInput(
-                f"{names[i]} needs {in_units(total)} of memory and {in_units(USABLE_MEMORY * max(budgets))} can be "
-                f"used ({listed})."
+                f"{plans[i].trial} needs {in_units(total)} of memory and {in_units(usable)} can be used ({listed})"
+                f"{_remedy(plans[i].trial, total - parts[REMEMBERED], usable)}."
             )
         if not waves or total > max(left):
             waves.append({})

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, fast_kernels, from_table, padded, together
+from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, from_table, many_models, padded, together
 from fedhist.clients.net import ModuleNet
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
@@ -166,7 +166,7 @@ class Group:
             keys if task.is_random else None,
             weight,
         )
-        with fast_kernels(self.device):
+        with many_models(self.net, self.device):
             rows = descend(side, from_table(task.on(self.device), index))
         if self.objective.uses_previous:
             self._previous.index_copy_(0, owners, rows[:, self.parcel.kept])
@@ -221,7 +221,7 @@ class Group:
             models = torch.stack([run.server.shown for run in self.runs])
         for test in {each.identity: each for each in chosen.values()}.values():
             own = [i for i, each in chosen.items() if each.identity == test.identity]
-            with fast_kernels(self.device):
+            with many_models(self.net, self.device):
                 found = evaluate(self.runs[own[0]].task, self.net, models[own], test, piece)
             for i, score in zip(own, found, strict=True):
                 scores[i] = score

@@ -1,0 +1,104 @@
+"""Recurrent layers written out, position by position.
+
+PyTorch's own are single functions of cuDNN or oneDNN, which can neither be batched over clients nor be told which
+random numbers to drop values by. Written out they are products and sums that can.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+State = tuple[Tensor, ...]
+"""The hidden state, and of an LSTM its cell's."""
+Cell = Callable[[Tensor, Tensor, State], State]
+"""From what the input and the last hidden state contribute to all gates, and the last state, to the next."""
+Drop = Callable[[Tensor, float], Tensor]
+
+
+def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
+    cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    (r, z, n), (r_hidden, z_hidden, n_hidden) = inputs.chunk(3, dim=-1), hidden.chunk(3, dim=-1)
+    new = torch.tanh(n + torch.sigmoid(r + r_hidden) * n_hidden)
+    return (new + torch.sigmoid(z + z_hidden) * (state[0] - new),)
+
+
+def _tanh(inputs: Tensor, hidden: Tensor, _: State) -> State:
+    return (torch.tanh(inputs + hidden),)
+
+
+def _relu(inputs: Tensor, hidden: Tensor, _: State) -> State:
+    return (torch.relu(inputs + hidden),)
+
+
+_CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: _tanh, torch.rnn_relu: _relu}
+RECURRENT = tuple(_CELLS)
+"""The functions that ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` call."""
+
+
+def drops(args: Sequence[Any]) -> bool:
+    """Whether a call of one of them drops values between its layers."""
+    return not _is_packed(args) and args[5] > 0 and bool(args[6]) and args[4] > 1
+
+
+def _is_packed(args: Sequence[Any]) -> bool:
+    """Whether sequences of different lengths are packed into one, whose positions have fewer and fewer examples."""
+    return not isinstance(args[3], bool)
+
+
+def written_out(function: Any, args: Sequence[Any], drop: Drop = F.dropout) -> tuple[Tensor, ...] | None:
+    """Do as one of :data:`RECURRENT` does, and let `drop` drop values; return None for packed sequences."""
+    if _is_packed(args):
+        return None
+    x, states, params, has_biases, layers, p, training, bidirectional, batch_first = args
+    first = (states,) if isinstance(states, Tensor) else tuple(states)
+    directions = 2 if bidirectional else 1
+    count = len(params) // (layers * directions)
+    x = x.transpose(0, 1) if batch_first else x
+    last: list[State] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            own = params[place * count : (place + 1) * count]
+            state = tuple(each[place] for each in first)
+            output, state = _passed(_CELLS[function], x, state, own, has_biases, backwards=direction == 1)
+            outputs.append(output)
+            last.append(state)
+        x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
+        if training and p > 0 and layer < layers - 1:
+            x = drop(x, p)
+    ends = (torch.stack(each) for each in zip(*last, strict=True))
+    return x.transpose(0, 1) if batch_first else x, *ends
+
+
+def _passed(
+    cell: Cell, x: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, *, backwards: bool
+) -> tuple[Tensor, State]:
+    """Pass over a sequence, ``(positions, batch, width)``; return all hidden states and the last state."""
+    w_input, w_hidden, *rest = params
+    b_input, b_hidden = rest[:2] if has_biases else (None, None)
+    projection = rest[-1] if len(params) % 2 else None  # an LSTM's hidden state may be narrower than its cell's
+    inputs = F.linear(x, w_input, b_input).unbind(0)  # those of all positions in one product
+    outputs = []
+    for each in reversed(inputs) if backwards else inputs:
+        hidden, *others = cell(each, F.linear(state[0], w_hidden, b_hidden), state)
+        state = (hidden if projection is None else F.linear(hidden, projection), *others)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+class WrittenOut(TorchFunctionMode):
+    """Computes recurrent layers position by position, and everything else as usual."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = written_out(func, args) if func in RECURRENT else None
+        return func(*args, **(kwargs or {})) if result is None else result
