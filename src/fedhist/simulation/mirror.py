@@ -91,13 +91,12 @@ class Keeper:
         if self.folder is None:
             return Begun()
         done, checkpoints = dict[int, int](), dict[str, bytes]()
-        for file in sorted(self.folder.glob("runs-*.safetensors")):
+        files = (file for i in piece for file in self.folder.glob(f"runs-*-{i:05d}.safetensors"))  # of this piece alone
+        for file in files:
             _, stored = stored_in(file)
-            numbers = [i for i, _ in stored["members"]]
-            if not {*numbers}.isdisjoint(piece):
-                checkpoints[file.name] = file.read_bytes()
-                rounds = zip(numbers, (facts["round"] for facts in stored["facts"]), strict=True)
-                done |= {i: max(round_, done.get(i, 0)) for i, round_ in rounds}
+            checkpoints[file.name] = file.read_bytes()
+            for (i, _), facts in zip(stored["members"], stored["facts"], strict=True):
+                done[i] = max(facts["round"], done.get(i, 0))
         recordings = {}
         for i in piece:
             if (record := self.trials[i].record) is not None and i in done:
