@@ -47,6 +47,7 @@ ORDER: dict[str, dict[str, Pages]] = {
             "report": "Reports",
             "replay": "Record and replay",
             "interruptions": "Interruptions and bad uploads",
+            "cluster": "From laptop to cluster",
         },
         "Protect": {
             "robustness": "Attackers and defences",

@@ -222,17 +222,6 @@ def test_resume_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert ". holds no config.toml" in fails("resume", ".", cwd=tmp_path)
 
 
-def test_a_run_begun_here_is_not_resumed_by_ray(tmp_path: Path) -> None:
-    succeeds("run", *QUICK, "--out", "a", cwd=tmp_path)
-    config = tmp_path / "a" / "config.toml"
-    config.write_text(config.read_text().replace('engine = "local"', 'engine = "ray"'))
-    checkpoint = tmp_path / "a" / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "begun.json").write_text(json.dumps({"command": "run", "fedhist": fh.__version__}))
-    (checkpoint / "runs-native-00000.safetensors").write_bytes(b"")
-    assert fails("resume", "a", cwd=tmp_path).startswith("a was begun with engine='local' and can only be resumed so")
-
-
 def test_help_needs_no_pytorch() -> None:
     """The first answer must come at once."""
     code = "import sys; from fedhist.command.cli import app; app(['run', '--help'], standalone_mode=False); "

@@ -81,7 +81,6 @@ def test_a_search_that_was_killed_is_resumed_to_the_same_end(tmp_path: Path) -> 
         (["--budget", "3"], "budget must be a share"),
         (["--widen", "-1"], "widen must be at least 0"),
         (["--record"], "tune keeps no uploads"),
-        (["--engine", "ray"], "engine='ray' cannot"),
         (["--seeds", "10001"], "seeds must be at most 10,000"),
     ],
 )

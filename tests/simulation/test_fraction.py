@@ -92,7 +92,6 @@ def test_a_run_that_left_its_batch_goes_on(make_task: Callable[..., fh.Task], tm
         ({"fraction": 0}, "fraction must be above 0"),
         ({"fraction": 1.5}, "fraction must be above 0 and at most 1"),
         ({"fraction": "a"}, "fraction must be a number"),
-        ({"fraction": 0.5, "engine": "ray"}, "engine='ray' takes whole runs"),
     ],
 )
 def test_fractions_that_cannot_be(task: fh.Task, how: dict[str, Any], message: str) -> None:

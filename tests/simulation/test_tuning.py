@@ -321,7 +321,6 @@ def test_the_usual_grid_is_around_the_rate_that_a_run_would_have(
         ({"widen": -1}, "widen must be at least 0"),
         ({"held_back": 1.0}, "held_back must be"),
         ({"seeds": 0}, "seeds must be at least 1"),
-        ({"engine": "ray"}, "engine='ray' cannot"),
         ({"fraction": 0.5}, "option of tune()"),
         ({"record": "a"}, "option of tune()"),
         ({"roundss": 3}, "did you mean 'rounds'"),

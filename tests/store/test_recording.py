@@ -157,8 +157,6 @@ def test_what_cannot_be_recorded(task: fh.Task, tmp_path: Path, monkeypatch: pyt
         fh.simulate("fedavg", task, **COMMON, record=tmp_path / "a")
     with pytest.raises(fh.InvalidInput, match="the same folder for several trials"):
         fh.simulate_many([fh.Trial(name, task, k=2, rounds=2, record=tmp_path / "b") for name in ("refl", "fedavg")])
-    with pytest.raises(fh.InvalidInput, match="cannot record"):
-        fh.compare(["fedavg"], task, **COMMON, record=tmp_path / "c", engine="ray")
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
     with pytest.raises(fh.InvalidInput, match=r"the recording needs 14.8 KB and .* has 1.0 KB free; record fewer"):

@@ -177,9 +177,11 @@ def _connected(ray: Any) -> Iterator[None]:
     _probe(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = os.environ.get("RAY_ADDRESS", "this machine")
-        raise InvalidInput(f"no Ray cluster could be reached or started at {where}: {error}") from error
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        where = os.environ.get("RAY_ADDRESS")
+        token = "; one that asks for a token needs RAY_AUTH_MODE=token" if where else ""
+        sentence = f"no Ray cluster could be reached or started at {where or 'this machine'}: {reason(error)}{token}."
+        raise InvalidInput(sentence) from error
     try:
         yield
     finally:
