@@ -25,7 +25,7 @@ from fedhist.store.recording import FILES
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on loopback then; read when it is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "disabled"  # otherwise a token in the home folder decides, and one is written there
-os.environ["RAY_gcs_server_port_wait_time_s"] = "90"  # on a busy machine
+os.environ["RAY_gcs_server_port_wait_time_s"] = "90"  # noqa: SIM112 - on a busy machine; the name is Ray's
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install 'fedhist[ray]'")
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
