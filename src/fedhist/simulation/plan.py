@@ -35,7 +35,8 @@ from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies import Strategy
 from fedhist.strategies.memory import buffer_bytes
-from fedhist.world.clocks import busy_clients, schedule_of
+from fedhist.world.clocks import busy_clients, clock_of, schedule_of
+from fedhist.world.foreseen import Foreseen
 from fedhist.world.speeds import per_of
 
 TRAINERS = ("auto", "reference", "threaded", "native", "batched")
@@ -81,15 +82,27 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
     kinds: dict[tuple[object, ...], str] = {}
     plans = []
     for trial in trials:
-        when = _when(trial)
-        if when not in arriving:
-            arriving[when] = _arriving(trial)
         what = *trial.task.data, id(trial.task.model), identity(trial.method.objective), identity(trial.local)
         if what not in kinds:
             kinds[what] = _trainer(trainer, trial, device)
-        scheduled = kinds[what] == "batched" and trial.faults is None and _fixed(trial)
+        scheduled = kinds[what] == "batched" and _fixed(trial)
+        foreseen = _foreseen(trial) if scheduled else None
+        when = *_when(trial), foreseen and identity(trial.faults)
+        if when not in arriving:
+            arriving[when] = _arriving(trial, foreseen)
+        scheduled = scheduled and (trial.faults is None or arriving[when].foreseen is not None)
         plans.append(Plan(trial, arriving[when], kinds[what], scheduled))
     return plans
+
+
+def _foreseen(trial: Trial) -> Foreseen | None:
+    """Return what breaks on its way, where that alone decides what is rejected; None otherwise."""
+    faults, layout = trial.faults, trial.task.layout
+    judged = trial.bad_updates in ("reject", "clip") and not trial.method.strategy.bounds_uploads
+    # The length of a huge upload is part of the answer, and a client may keep what it trained in vain.
+    if faults is None or faults.huge > 0 or trial.method.objective.uses_previous or not judged:
+        return None
+    return Foreseen(faults, trial.seed, trial.task.num_clients, (layout.size, layout.dtype))
 
 
 def _when(trial: Trial) -> tuple[object, ...]:
@@ -102,7 +115,7 @@ def _when(trial: Trial) -> tuple[object, ...]:
     return *own, *parts, *rule, trial.seed, id(trial.schedule)
 
 
-def _arriving(trial: Trial) -> Arriving:
+def _arriving(trial: Trial, foreseen: Foreseen | None) -> Arriving:
     total, free = _schedule_bytes(trial), USABLE_MEMORY * available(torch.device("cpu"))
     require(
         total <= free,
@@ -111,6 +124,11 @@ def _arriving(trial: Trial) -> Arriving:
     )
     if trial.schedule is not None:
         return Arriving(trial.schedule, plan_versions(trial.schedule))  # type: ignore[arg-type]
+    if foreseen is not None:
+        clock = clock_of(trial.fleet(), trial.rule, trial.concurrency, rejecting=True)
+        with contextlib.suppress(InvalidInput):  # nobody comes any more, which the run will find out
+            schedule, rejections = foreseen.schedule(clock, trial.rounds)
+            return Arriving(schedule, plan_versions(schedule), foreseen, rejections)
     schedule = schedule_of(trial.fleet(), trial.rule, trial.rounds, trial.concurrency)
     busy = busy_clients(trial.task.num_clients, trial.rule, trial.concurrency)
     return Arriving(schedule, plan_versions(schedule, busy))

@@ -19,15 +19,23 @@ from fedhist.simulation.versions import VersionPlan
 from fedhist.store.history import LOSS, History, sample
 from fedhist.store.recording import About, Tape
 from fedhist.world.attacks import Adversary
+from fedhist.world.foreseen import Foreseen, Rejection
 from fedhist.world.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
 class Arriving:
-    """Who arrives when if every upload is accepted, and where the versions they were sent are stored."""
+    """Who arrives when if nothing is rejected but what is foreseen, and where versions are stored."""
 
     schedule: Schedule
     versions: VersionPlan
+    foreseen: Foreseen | None = None
+    """What breaks on its way, where the schedule has taken it into account."""
+    rejections: Sequence[Rejection] = ()
+
+    def rejected(self, rows: slice) -> list[Rejection]:
+        """Return what is rejected in some rounds, given as rows of the schedule."""
+        return [each for each in self.rejections if rows.start < each.round <= rows.stop]
 
 
 def recording_of(trial: Trial) -> About:

@@ -136,6 +136,11 @@ class Clock:
         """The versions of all who are at work."""
         return self._queue.events()["version"]
 
+    @property
+    def last_uses(self) -> dict[int, int]:
+        """By version that somebody is at work on, the next round."""
+        return dict.fromkeys(self.versions.tolist(), self.round + 1)
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all that the clock knows."""
         events = self._queue.events()

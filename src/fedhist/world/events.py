@@ -13,7 +13,7 @@ from fedhist.errors import InvalidInput, require
 from fedhist.streams import Stream
 from fedhist.world.closing import Closing
 from fedhist.world.fleet import Fleet
-from fedhist.world.schedule import NOBODY, Floats, Ints, Ledger, Schedule, Start
+from fedhist.world.schedule import Floats, Ints, Ledger, Schedule, Start, tabled
 
 MOST_LOST = 1000
 """Trainings for each client that are lost in a row before a world counts as one in which nothing is finished."""
@@ -247,6 +247,11 @@ class EventClock:
         """The versions of all who are at work."""
         return np.array([each.version for each in self._working], np.int64)
 
+    @property
+    def last_uses(self) -> dict[int, int]:
+        """By version, the last round in which somebody was at work on it; for those still at work the next one."""
+        return self._last_use | dict.fromkeys(self.versions.tolist(), self.round + 1)
+
     def advance(self, rounds: int, until: float = math.inf) -> Schedule:
         """Close `rounds` rounds, or those up to a time, in which every upload is accepted; return their arrivals."""
         rows: list[list[Start]] = []
@@ -265,21 +270,7 @@ class EventClock:
                 break
             rows.append(row)
             costs.append(self.close(row))
-        width = max((len(row) for row in rows), default=1)
-        books = {name: np.array([each[name] for each in costs]) for name in self._ledger.at(0.0)}
-        clients = np.full((len(rows), width), NOBODY)
-        staleness, arrived = np.zeros((len(rows), width), np.int64), np.repeat(books["closed"][:, None], width, axis=1)
-        for place, row in enumerate(rows):
-            clients[place, : len(row)] = [start.client for start in row]
-            staleness[place, : len(row)] = [first + place + 2 - start.version for start in row]
-            arrived[place, : len(row)] = [start.time for start in row]
-        last_use = np.zeros(first + len(rows) + 2, np.int64)
-        for version, last in (self._last_use | dict.fromkeys(self.versions.tolist(), self.round + 1)).items():
-            if version < len(last_use):
-                last_use[version] = min(last, self.round + 1)
-        for array in (clients, staleness, arrived, last_use, *books.values()):
-            array.setflags(write=False)  # all methods of a comparison share them
-        return Schedule(len(self.fleet), clients, staleness, arrived, books, last_use)
+        return tabled(len(self.fleet), rows, costs, self.last_uses, first)
 
     def log(self) -> "list[_Training]":
         """Return a list of the trainings under way, to which all that begin from now on are added, lost ones too."""

@@ -4,14 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
+from torch import Tensor
 
 from fedhist.errors import InvalidInput, number, require, whole
 from fedhist.options import build, parse_options
-from fedhist.strategies.screening import Upload
+from fedhist.strategies.screening import Rejected, Upload, check_form
 from fedhist.streams import Stream
 
 HUGE = 1e6
 """How many times too long a huge upload is."""
+
+
+class Dropped(Rejected):
+    """An upload never arrived."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,11 @@ def broken(kind: str, upload: Upload, num_clients: int, round_: int) -> Upload:
         "unknown_client": lambda: replace(upload, client=num_clients + upload.client),
     }
     return changes[kind]()
+
+
+def arrived(kind: str | None, honest: Upload, num_clients: int, round_: int) -> tuple[Tensor, float]:
+    """Return what arrives of an upload, and its length; raise if nothing does, or not in the right form."""
+    if kind == "dropped":
+        raise Dropped("it was dropped")
+    upload = honest if kind is None else broken(kind, honest, num_clients, round_)
+    return upload.delta, check_form(upload, honest, num_clients, round_)

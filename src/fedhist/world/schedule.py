@@ -1,6 +1,6 @@
 """The arrivals of a whole run: who is in which round, how stale, when, and what it has cost by then."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +26,11 @@ class Start(NamedTuple):
     number: int
     client: int
     version: int
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """What is trained: the client and the version, of which there is one training at a time."""
+        return self.client, self.version
 
 
 class Ledger:
@@ -133,6 +138,34 @@ class Schedule:
         """Return the first rounds."""
         costs = {name: each[:rounds] for name, each in self.costs.items()}
         return Schedule(self.num_clients, self.clients[:rounds], self.staleness[:rounds], self.arrived[:rounds], costs)
+
+
+def tabled(
+    num_clients: int,
+    rounds: Sequence[Sequence[Start]],
+    costs: Sequence[Mapping[str, float]],
+    uses: Mapping[int, int],
+    done: int = 0,
+) -> Schedule:
+    """Return the arrivals of some rounds as tables, where `done` rounds came before.
+
+    `costs` are those of each round, `uses` has the last round in which somebody was at work on each version.
+    """
+    width = max((len(row) for row in rounds), default=1)
+    books = {name: np.array([each[name] for each in costs]) for name in Ledger().at(0.0)}
+    clients = np.full((len(rounds), width), NOBODY)
+    staleness, arrived = np.zeros((len(rounds), width), np.int64), np.repeat(books["closed"][:, None], width, axis=1)
+    for place, row in enumerate(rounds):
+        clients[place, : len(row)] = [start.client for start in row]
+        staleness[place, : len(row)] = [done + place + 2 - start.version for start in row]
+        arrived[place, : len(row)] = [start.time for start in row]
+    last_use = np.zeros(done + len(rounds) + 2, np.int64)
+    for version, last in uses.items():
+        if version < len(last_use):
+            last_use[version] = min(last, done + len(rounds) + 1)
+    for array in (clients, staleness, arrived, last_use, *books.values()):
+        array.setflags(write=False)  # all methods of a comparison share them
+    return Schedule(num_clients, clients, staleness, arrived, books, last_use)
 
 
 def recorded_schedule(recorded: History | Schedule, num_clients: int, k: int, rounds: int) -> Schedule:

@@ -5,6 +5,7 @@ the device, and a counter decide what it works on.
 """
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -51,7 +52,7 @@ class Batch:
             self._begun = True
             for run in self.runs:
                 few = run.arriving.schedule.counts[0] < run.server.screen.first
-                if run.server.screen.waits and few:
+                if run.server.screen.waits and (few or run.arriving.rejections):
                     Queue([run], BatchedTrainer(run.device)).measure()
         for _, card in self._cards:
             card.play(close)
@@ -233,6 +234,8 @@ class _Card:
                 count = _fine_rounds(run, norms[i].numpy(), lengths[:, i])
                 rows, given = slice(since.start, since.start + count), weights[i][:count].numpy()
                 who, stale, when = schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows]
+                for each in run.arriving.rejected(rows):
+                    server.note(each.round, each.time, each.event, client=each.client, reason=each.reason)
                 server.keep(who, stale, when, given, schedule.cost(rows))
                 if rows.stop == since.stop:
                     server.check_model()
@@ -286,10 +289,14 @@ def _fine_rounds(run: Run, norms: NDArray[np.float32], models: NDArray[np.float3
     screen, begin = run.server.screen, run.server.round
     schedule, since = run.arriving.schedule, slice(begin, begin + len(norms))
     clients = [row[:n] for row, n in zip(schedule.clients[since].tolist(), schedule.counts[since], strict=True)]
+    first_alarm = next((each.round for each in run.arriving.rejections if each.event == "rejected"), math.inf)
     for row, every in enumerate(norms.tolist()):
         lengths = every[: len(clients[row])]
         if screen.waits:
+            if run.arriving.rejections:  # not one of the first uploads was good
+                return row
             screen.begin(lengths)
+        screen.alarmed |= begin + row + 1 >= first_alarm  # from its beginning on: some runs leave that need not
         if not np.isfinite(models[row]) or not screen.judge(lengths).fine:
             return row
         screen.accepted(clients[row], lengths)

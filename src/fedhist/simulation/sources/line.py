@@ -15,17 +15,11 @@ from fedhist.simulation.run import Run
 from fedhist.simulation.sources.computed import Computed, Work, compute
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.screening import Rejected, Upload, Verdict, check_form, norm_of
+from fedhist.strategies.screening import Rejected, Upload, Verdict, norm_of
 from fedhist.world.clocks import AnyClock, clock_of
-from fedhist.world.faults import broken
+from fedhist.world.faults import Dropped, arrived
+from fedhist.world.foreseen import REJECTED_IN_A_ROW
 from fedhist.world.schedule import Start, Timetable
-
-REJECTED_IN_A_ROW = 100
-"""Uploads that are rejected one after the other before a run is given up."""
-
-
-class _Dropped(Rejected):
-    """An upload that never arrived."""
 
 
 class _Taken(NamedTuple):
@@ -48,8 +42,9 @@ class Line:
         self._trial, self._parcel = run.trial, run.parcel
         self._feed: Timetable | AnyClock = self._clock() if run.trial.faults else Timetable(run.arriving.schedule, 0)
         self._versions, self._last_models = Versions(), Models()
-        self._uploads: dict[int, Computed] = {}
-        """By the number of the start: those that have not arrived yet."""
+        self._uploads: dict[tuple[int, int], Computed] = {}
+        """By client and version: those that have not arrived yet. Not by the number of the start, which a rejection
+        may give to somebody else than was expected."""
         self._rounds: dict[int, Tensor] = {}
         """The uploads of rounds to come, ``(K, P)`` each, while it is known who will be in them."""
         self._closing: list[Start] = []
@@ -58,9 +53,13 @@ class Line:
         return clock_of(self._trial.fleet(), self._trial.rule, self._trial.concurrency, rejecting=True)
 
     def _clock(self) -> AnyClock:
-        """Return the clock as it stands before the round under way, if every upload so far was accepted."""
-        clock = self._new_clock()
-        clock.advance(self.server.round)
+        """Return the clock as it stands before the round under way, if nothing was rejected but what was foreseen."""
+        clock, foreseen = self._new_clock(), self.run.arriving.foreseen
+        if foreseen is None:
+            clock.advance(self.server.round)
+        else:
+            for _ in range(self.server.round):
+                foreseen.round(clock)
         return clock
 
     def _held(self) -> list[int]:
@@ -89,8 +88,8 @@ class Line:
     def _begun(self, starts: Sequence[Start], ahead: int) -> Work:
         work: Work = []
         for place, start in enumerate(starts):
-            if start.number not in self._uploads and start.version <= self._round:
-                upload = self._uploads[start.number] = Computed(self._row(ahead, place, len(starts)))
+            if start.work not in self._uploads and start.version <= self._round:
+                upload = self._uploads[start.work] = Computed(self._row(ahead, place, len(starts)))
                 work.append((ahead, self._job(start), upload))
         return work
 
@@ -128,7 +127,7 @@ class Line:
         starts = self._expected()
         if self.server.diverged is not None:
             return None
-        uploads = [self._uploads[start.number].ready() for start in starts]
+        uploads = [self._uploads[start.work].ready() for start in starts]
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
         if self.server.screen.waits:
             self.measure()
@@ -163,6 +162,7 @@ class Line:
         clients, times = [start.client for start in closing], [start.time for start in closing]
         self.server.keep_round(clients, staleness, times, self._feed.close(closing))
         self._versions.keep(self._held())
+        self._uploads = {work: each for work, each in self._uploads.items() if work[1] in self._versions}
         if not self._trainer.works_ahead:
             self._uploads.clear()  # what was computed and has not arrived, as a resumed run would not have it
 
@@ -197,7 +197,7 @@ class Line:
     def _settle(self, starts: Sequence[Start]) -> None:
         """Forget uploads that have arrived; the clients themselves remember what they trained."""
         for start in starts:
-            row = self._uploads.pop(start.number).ready()
+            row = self._uploads.pop(start.work).ready()
             if self._trial.method.objective.uses_previous:
                 kept = row[self._parcel.kept]
                 if bool(torch.isfinite(kept.sum())):  # a training that failed leaves nothing behind
@@ -212,10 +212,7 @@ class Line:
             what = f"in round {self._round} an upload is bad ({reason}), and a recorded schedule has no other"
             self.server.diverge(self._round, what)
             return False
-        clock = self._clock()
-        pairs = zip(self._feed.expected(), clock.expected(), strict=True)
-        self._uploads = {new.number: self._uploads[old.number] for old, new in pairs}
-        self._feed, self._rounds = clock, {}
+        self._feed, self._rounds = self._clock(), {}
         return True
 
     def _take(self, starts: Sequence[Start]) -> None:
@@ -254,7 +251,7 @@ class Line:
         except InvalidInput as error:
             self._deserted(error)
             return None
-        if start is not None and start.number not in self._uploads:
+        if start is not None and start.work not in self._uploads:
             compute(self._trainer, self._begun([start, *self._feed.expected(accepted=accepted + 1)], 0))
         return start
 
@@ -268,11 +265,11 @@ class Line:
         self._versions.publish(self._round, self.server.version)
         known = self._feed.expected(), self._feed.upcoming(self.server.screen.first)
         starts = [start for start in max(known, key=len) if start.version <= self._round]
-        more = [start for start in starts if start.number not in self._uploads]
-        uploads = {start.number: Computed(self._empty()) for start in more}
-        compute(self._trainer, [(0, self._job(start), uploads[start.number]) for start in more])
+        more = [start for start in starts if start.work not in self._uploads]
+        uploads = {start.work: Computed(self._empty()) for start in more}
+        compute(self._trainer, [(0, self._job(start), uploads[start.work]) for start in more])
         uploads |= self._uploads
-        sent = self._sent(torch.stack([uploads[start.number].ready() for start in starts]), starts).deltas
+        sent = self._sent(torch.stack([uploads[start.work].ready() for start in starts]), starts).deltas
         norms = []
         for start, delta in zip(starts, sent, strict=True):
             with contextlib.suppress(Rejected):
@@ -281,16 +278,12 @@ class Line:
 
     def _arrived(self, start: Start, sent: Tensor) -> tuple[Tensor, float]:
         """Return what arrives of an upload that was sent, and its length; raise if it has not the right form."""
-        honest, kind = Upload(sent, start.client, start.version), self._fault(start)
-        num_clients = self._trial.task.num_clients
-        if kind == "dropped":
-            raise _Dropped("it was dropped")
-        upload = honest if kind is None else broken(kind, honest, num_clients, self._round)
-        return upload.delta, check_form(upload, honest, num_clients, self._round)
+        honest = Upload(sent, start.client, start.version)
+        return arrived(self._fault(start), honest, self._trial.task.num_clients, self._round)
 
     def _judged(self, start: Start) -> _Taken:
         """Return an upload that is accepted; raise if it is not."""
-        row = self._uploads[start.number].ready()
+        row = self._uploads[start.work].ready()
         sent = self._parcel.parts(row)[0]
         if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
             raise Rejected("it holds NaN or infinity")
@@ -334,7 +327,7 @@ class Line:
 
     def _reject(self, start: Start, reason: Rejected) -> None:
         """Let a client whose upload was not accepted start again from the current model."""
-        dropped = isinstance(reason, _Dropped)
+        dropped = isinstance(reason, Dropped)
         if not dropped and self.server.screen.policy == "stop":
             raise BadUpload(f"{self._trial}: client {start.client}'s upload in round {self._round} is bad: {reason}.")
         self._note(start, "dropped" if dropped else "rejected", str(reason))
@@ -359,13 +352,14 @@ class Line:
         """Put back what :meth:`state` returned."""
         trial, version, done = self._trial, self.server.version, self.server.round
         clock = {name.removeprefix("clock."): t.numpy() for name, t in state.items() if name.startswith("clock.")}
-        require(trial.schedule is None if clock else trial.faults is None, "its arrivals come from elsewhere")
+        planned = trial.faults is None or self.run.arriving.foreseen is not None
+        require(trial.schedule is None if clock else planned, "its arrivals come from elsewhere")
         if clock:
             self._feed = self._new_clock()
             self._feed.restore(clock)
             require(self._feed.round == done, f"its clock has closed {self._feed.round} rounds instead of {done}")
         else:
-            self._feed = Timetable(self.run.arriving.schedule, done)
+            self._feed = Timetable(self.run.arriving.schedule, done) if trial.faults is None else self._clock()
         self._versions = Versions()
         self._versions.restore(state["held"], state["versions"], version, self._held())
         if trial.method.objective.uses_previous:

@@ -1,0 +1,99 @@
+"""Rejections that are known beforehand: the same rounds as from a clock that hears of each as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedhist as fh
+from fedhist.simulation.plan import plan
+from fedhist.simulation.sources.line import Line
+from tests.simulation.sources.test_queue import BROKEN, FAULTS, with_broken_client
+from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
+
+FORESEEN = fh.Faults(**{kind: 0.05 for kind in FAULTS if kind != "huge"}, dropped=0.1)
+OPTIONS: dict[str, Any] = {"k": 3, "rounds": 30, "eval_every": 5, "local": LOCAL, "faults": FORESEEN}
+WORLDS: dict[str, dict[str, Any]] = {
+    "the first K": {},
+    "some at work": {"concurrency": 5},
+    "one upload": {"k": 1},
+    "synchronous": {"closing": "synchronous:k=3,over_select=1.5"},
+    "deadlines": {"closing": "deadline:seconds=0.5", "k": None},
+    "day and night": {"availability": "day-night"},
+    "late, giving up and gone": {"availability": "day-night:gives_up=0.2,join=2,leave=400"},
+    "a network": {"network": "up=1e4,down=1e5"},
+    "attackers": {"attack": "sign-flip:share=0.3"},
+    "colluding attackers": {"attack": "little-is-enough:share=0.3"},
+}
+
+
+def assert_same_but_for_rounding(a: fh.History, b: fh.History) -> None:
+    assert a.events == b.events
+    for name in ("clients", "staleness", "arrived", "closed", "work", "sent", "received"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+    assert a.loss == pytest.approx(b.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_batch_takes_the_rounds_of_the_slow_twin(
+    make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch, world: str
+) -> None:
+    task, options = make_task(), OPTIONS | WORLDS[world]
+    trials = [fh.Trial(method, task, seed=seed, **options) for method, seed in (("fedhist", 0), ("fedbuff", 1))]
+    slow = fh.simulate_many(trials, trainer="reference")
+    assert all(len(history.events) > 5 for history in slow)
+    monkeypatch.setattr(Line, "arrivals", None)  # which takes uploads one by one
+    for fast, other in zip(fh.simulate_many(trials, trainer="batched", device="cpu"), slow, strict=True):
+        assert_same_but_for_rounding(fast, other)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "batched"])
+def test_a_bad_upload_that_was_not_foreseen(make_task: Callable[..., fh.Task], tmp_path: Path, trainer: str) -> None:
+    """The run leaves its batch, and the rest of what is foreseen goes with it; stopped before and after that."""
+    task = with_broken_client(make_task())
+    options = BROKEN | {"faults": fh.Faults(nan=0.1, dropped=0.1), "trainer": trainer, "device": "cpu"}
+    whole = fh.simulate("fedhist", task, **options)
+    assert_same_but_for_rounding(whole, fh.simulate("fedhist", task, **options | {"trainer": "auto"}))
+    assert {5} < {event["client"] for event in whole.events} and whole.events[-1]["round"] > 15
+    for round_ in (1, 4, 9, 15):
+        with pytest.raises(Stopped):
+            fh.simulate(
+                "fedhist", task, **options, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_)
+            )
+    assert_same(fh.simulate("fedhist", task, **options, checkpoint=tmp_path), whole)
+
+
+@pytest.mark.parametrize("world", ["the first K", "day and night"])
+def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, world: str) -> None:
+    options = OPTIONS | WORLDS[world] | {"trainer": "batched", "device": "cpu"}
+    whole = fh.simulate("fedhist", make_task(), **options)
+    for round_ in (0, 7, 22):
+        with pytest.raises(Stopped):
+            fh.simulate(
+                "fedhist", make_task(), **options, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(round_)
+            )
+    assert_same(fh.simulate("fedhist", make_task(), **options, checkpoint=tmp_path), whole)
+
+
+def test_what_training_decides_is_not_foreseen(make_task: Callable[..., fh.Task]) -> None:
+    task = make_task()
+
+    def batched(method: str | fh.Strategy = "fedavg", **more: Any) -> bool:
+        return plan([fh.Trial(method, task, **OPTIONS | more)], "batched", torch.device("cpu"))[0].scheduled
+
+    assert batched() and batched(bad_updates="clip") and batched(faults=None)
+    assert not batched(faults=fh.Faults(huge=0.01))
+    assert not batched(bad_updates="stop") and not batched(bad_updates="accept")
+    assert not batched("moon")  # clients keep models that nobody accepted
+    assert not batched(fh.Private(fh.FedAvg(), clip=1.0, noise_multiplier=1.0))  # which judges by itself
+
+
+@pytest.mark.parametrize("trainer", ["reference", "batched"])
+def test_nothing_but_faults_ends_the_run(make_task: Callable[..., fh.Task], trainer: str) -> None:
+    with pytest.raises(fh.DivergedError, match=r"100 uploads in a row were rejected in round 1, .*the faults that"):
+        fh.simulate("fedavg", make_task(), **OPTIONS | {"faults": fh.Faults(nan=1.0)}, trainer=trainer)
