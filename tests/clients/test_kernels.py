@@ -16,10 +16,12 @@ GPU = torch.cuda.device_count() > 0
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from fedhist.clients.kernels import ManyImages  # noqa: E402
+from fedhist.clients import kernels  # noqa: E402
+from fedhist.clients.images import ManyImages  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
+KERNELS = kernels.Conv, kernels.pool
 
 
 def randn(*shape: int) -> Tensor:
@@ -57,7 +59,7 @@ def test_convolutions(
     dims = (0, 0, 0 if bias else None, 0)
     expected = vmap(grad(loss, argnums=of), in_dims=dims)(first, w, b, x)
     single = [None if t is None else t.float() for t in (first, w, b, x)]
-    with ManyImages():
+    with ManyImages(KERNELS):
         found = vmap(grad(loss, argnums=of), in_dims=dims)(*single)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == torch.float32
@@ -66,14 +68,14 @@ def test_convolutions(
 
 def test_all_models_see_the_same_images() -> None:
     x, w = randn(4, 3, 8, 8).float(), randn(MODELS, 6, 3, 3, 3).float()
-    with ManyImages():
+    with ManyImages(KERNELS):
         found = vmap(lambda w, x: F.conv2d(x, w), in_dims=(0, None))(w, x)
     torch.testing.assert_close(found, torch.stack([F.conv2d(x, each) for each in w]), rtol=1e-4, atol=1e-4)
 
 
 def test_models_that_share_a_layer() -> None:
     x, w = randn(MODELS, 2, 3, 6, 6).float(), randn(4, 3, 3, 3).float()
-    with ManyImages():
+    with ManyImages(KERNELS):
         found = vmap(lambda x: F.conv2d(x, w))(x)
     torch.testing.assert_close(found, torch.stack([F.conv2d(each, w) for each in x]), rtol=1e-4, atol=1e-4)
 
@@ -87,14 +89,14 @@ def test_pooling(size: int, window: Any, stride: Any) -> None:
         return wave(F.relu(F.max_pool2d(x, window, stride)))
 
     expected = vmap(grad(loss))(x)
-    with ManyImages():
+    with ManyImages(KERNELS):
         assert torch.equal(vmap(grad(loss))(x), expected)
 
 
 def test_nan_stays_nan() -> None:
     x = randn(1, 1, 4, 4).float()
     x[0, 0, 1, 1] = torch.nan
-    with ManyImages():
+    with ManyImages(KERNELS):
         pooled = F.max_pool2d(x, 2)
     assert torch.equal(pooled.isnan(), F.max_pool2d(x, 2).isnan())
 
@@ -103,6 +105,6 @@ def test_nan_stays_nan() -> None:
 def test_what_the_kernels_do_not_know_is_left_to_pytorch(options: dict[str, Any]) -> None:
     layer, x = nn.Conv2d(4, 6, 3, **options).to(DEVICE), randn(5, 4, 8, 9).float()
     pool = nn.MaxPool2d(3, stride=2, padding=1)
-    with ManyImages():
+    with ManyImages(KERNELS):
         found = pool(layer(x))
     assert torch.equal(found, pool(layer(x)))

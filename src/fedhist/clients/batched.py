@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedhist.clients.images import ManyImages
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
 from fedhist.clients.net import ModuleNet, Nets, net_key
@@ -59,7 +60,7 @@ def many_models(net: ModuleNet, device: torch.device) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)  # of a transformer's layer in evaluation
     try:
         with ExitStack() as stack:
-            stack.enter_context(_kernels(device)())
+            stack.enter_context(ManyImages(_kernels(device)))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if any(isinstance(each, nn.RNNBase) for each in net.module.modules()):
                 stack.enter_context(WrittenOut())
@@ -69,20 +70,20 @@ def many_models(net: ModuleNet, device: torch.device) -> Iterator[None]:
 
 
 @cache
-def _kernels(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Return the context of the Triton kernels, or one that does nothing on a CPU and where Triton does not work."""
+def _kernels(device: torch.device) -> tuple[type[torch.autograd.Function], Callable[..., Tensor | None]] | None:
+    """Return the Triton kernels of convolutions and pooling; None on a CPU and where Triton does not work."""
     if device.type != "cuda":
-        return nullcontext
+        return None
     try:
-        from fedhist.clients.kernels import ManyImages  # noqa: PLC0415
+        from fedhist.clients.kernels import Conv, pool  # noqa: PLC0415
 
-        with ManyImages():
+        with ManyImages((Conv, pool)):
             F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
     except Exception as error:  # Triton compiles with whatever is installed, so it may raise anything
         what = f"convolutions of many models are slow here, since Triton does not work: {reason(error)}"
         warnings.warn(what, stacklevel=3)
-        return nullcontext
-    return ManyImages
+        return None
+    return Conv, pool
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,15 +7,14 @@ patches. Sums are plain float32, in an order that depends on shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from fedhist.clients.images import Shape, convolution, leading, over_models, pair
 
 
 @triton.jit
@@ -159,17 +158,6 @@ def _pool_backward(
     tl.store(dx_ptr + place, tl.where(chosen, gradient, 0.0), mask=place < count)
 
 
-class _Shape:
-    """The constants that the kernels are compiled for, and how their work is cut into tiles."""
-
-    def __init__(self, x: torch.Size, w: torch.Size, stride: tuple[int, int], padding: tuple[int, int]) -> None:
-        (self.examples, ci, h, width), (co, _, kh, kw) = x, w
-        oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (width + 2 * padding[1] - kw) // stride[1] + 1
-        self.taps, self.pixels = ci * kh * kw, self.examples * oh * ow
-        self.x, self.w, self.y = x, w, (self.examples, co, oh, ow)
-        self.constants = ci, h, width, co, oh, ow, kh, kw, *stride, *padding
-
-
 TILE, POOL_TILE = 512, 1024
 """Pixels that a program of a convolution and of pooling processes at a time."""
 WARP = 32
@@ -181,27 +169,27 @@ def _tile(channels: int) -> int:
     return min(int(triton.next_power_of_2(channels)), 16)
 
 
-def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: _Shape) -> Tensor:
+def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
     """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
     models, co = len(w), shape.w[0]
     y = w.new_empty((models, *shape.y))
     grid = (triton.cdiv(shape.pixels, TILE) * models, triton.cdiv(co, _tile(co)))
     bias = w if b is None else b.contiguous()
     strides = x.stride(0), w.stride(0)
-    _forward[grid](x, w, bias, y, shape.examples, *strides, b is not None, *shape.constants, _tile(co), TILE)
+    _forward[grid](x, w, bias, y, shape.examples, *strides, b is not None, *shape.sizes, _tile(co), TILE)
     return y
 
 
-def _conv_input(dy: Tensor, w: Tensor, shape: _Shape) -> Tensor:
+def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
     models, (_, ci, height, width) = len(w), shape.x
     dx = w.new_empty((models, *shape.x))
     grid = (triton.cdiv(shape.examples * height * width, TILE) * models, triton.cdiv(ci, _tile(ci)))
-    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.constants, _tile(ci), TILE)
+    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.sizes, _tile(ci), TILE)
     return dx
 
 
-def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
+def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
     models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(4, triton.next_power_of_2(shape.taps))
     tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
@@ -209,61 +197,12 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: _Shape) -> Tensor:
     parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))
     share = triton.cdiv(triton.cdiv(shape.pixels, parts), WARP) * WARP
     dw = dy.new_empty((models, parts, *shape.w))
-    arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), share, *shape.constants
+    arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), share, *shape.sizes
     _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, num_warps=1)
     return dw.sum(dim=1)
 
 
-def _leading(values: tuple[Any, ...], dims: tuple[int | None, ...], models: int) -> list[Any]:
-    """Return all tensors with the models' dimension first; those that all models share are not copied."""
-
-    def lead(value, dim) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.contiguous().expand(models, *value.shape) if dim is None else value.movedim(dim, 0).contiguous()
-
-    return [lead(*each) for each in zip(values, dims, strict=True)]
-
-
-def _over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
-    """Return a function of one model's tensors whose batching rule is `many`, which takes those of all models."""
-
-    class OverModels(torch.autograd.Function):
-        @staticmethod
-        def forward(*args: Any) -> Tensor:
-            return many(*_leading(args, (None,) * len(args), 1))[0]
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            pass
-
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            return many(*_leading(args, in_dims, info.batch_size)), 0
-
-    return OverModels
-
-
-_ConvInput, _ConvWeight = _over_models(_conv_input), _over_models(_conv_weight)
-
-
-class _Conv(_over_models(_conv)):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, w, b, ctx.shape = inputs
-        ctx.save_for_backward(x, w)
-        ctx.has_bias = b is not None
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, w = ctx.saved_tensors
-        for_x, for_w, for_b, _ = ctx.needs_input_grad
-        return (
-            _ConvInput.apply(dy, w, ctx.shape) if for_x else None,
-            _ConvWeight.apply(dy, x, ctx.shape) if for_w else None,
-            dy.sum(dim=(0, 2, 3)) if for_b and ctx.has_bias else None,
-            None,
-        )
+Conv = convolution(_conv, _conv_input, _conv_weight)
 
 
 def _pool_input(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[int, int], stride: Any) -> Tensor:
@@ -275,7 +214,7 @@ def _pool_input(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[
     return dx
 
 
-_PoolInput = _over_models(_pool_input)
+_PoolInput = over_models(_pool_input)
 
 
 class _Pool(torch.autograd.Function):
@@ -305,42 +244,17 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _Pool.forward(*_leading(args, in_dims, info.batch_size)), (0, 0)
+        return _Pool.forward(*leading(args, in_dims, info.batch_size)), (0, 0)
 
 
-class ManyImages(TorchFunctionMode):
-    """Computes plain 2-d convolutions and max pooling with the kernels above, and everything else as usual."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
-        kwargs = kwargs or {}
-        plain = _plain_conv if func is torch.conv2d else _plain_pool if func is F.max_pool2d else None
-        if plain is not None and (result := plain(*args, **kwargs)) is not None:
-            return result
-        return func(*args, **kwargs)
-
-
-def _plain_conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:
-    """Do as ``torch.conv2d`` does; return None for options that the kernels do not support."""
-    if groups != 1 or _pair(dilation) != (1, 1) or input.ndim != 4 or isinstance(padding, str):
-        return None
-    if input.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
-        return None
-    shape = _Shape(input.shape, weight.shape, _pair(stride), _pair(padding))
-    return _Conv.apply(input, weight, bias, shape)  # type: ignore[no-any-return]
-
-
-def _plain_pool(
+def pool(
     input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
 ) -> Tensor | None:
     """Do as ``F.max_pool2d`` does; return None for options that the kernels do not support."""
-    window = _pair(kernel_size)
-    steps = _pair(stride) if stride else window
-    if _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or ceil_mode or return_indices or input.ndim != 4:
+    window = pair(kernel_size)
+    steps = pair(stride) if stride else window
+    if pair(padding) != (0, 0) or pair(dilation) != (1, 1) or ceil_mode or return_indices or input.ndim != 4:
         return None
     if input.dtype != torch.float32 or steps[0] < window[0] or steps[1] < window[1] or window[0] * window[1] > 127:
         return None
     return _Pool.apply(input, window, steps)[0]  # type: ignore[no-any-return]
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)

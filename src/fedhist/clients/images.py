@@ -1,0 +1,200 @@
+"""Convolutions of many models at once.
+
+Over a batch of models a convolution becomes a grouped one, for which neither cuDNN nor oneDNN has fast kernels. Here it
+has a batching rule of its own: one kernel for all models where layers are small, if there is such a kernel, and one
+model after the other where each fills the processor by itself.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.overrides import TorchFunctionMode
+
+LARGE = 3 * 10**6
+"""Multiply-adds of a layer for one example from which on every model gets a kernel of its own: an estimate, from the
+rates at which the Triton kernels and cuDNN's were seen to compute. LeNet's layers have 0.2 to 0.4 million."""
+STREAMS = 8
+"""Models whose layers a captured graph may compute at the same time."""
+
+
+class Shape:
+    """The sizes of one model's convolution, and its options."""
+
+    def __init__(
+        self,
+        x: torch.Size,
+        w: torch.Size,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+    ) -> None:
+        (self.examples, ci, *image), (co, _, *kernel) = x, w
+        every = zip(image, kernel, stride, padding, dilation, strict=True)
+        oh, ow = ((size + 2 * pad - gap * (taps - 1) - 1) // step + 1 for size, taps, step, pad, gap in every)
+        self.x, self.w, self.y = x, w, (self.examples, co, oh, ow)
+        self.taps, self.pixels = w[1:].numel(), self.examples * oh * ow
+        self.sizes = ci, *image, co, oh, ow, *kernel, *stride, *padding
+        self.options = stride, padding, dilation, groups
+        self.plain = dilation == (1, 1) and groups == 1
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds for one example."""
+        return self.w.numel() * self.y[2] * self.y[3]
+
+
+def leading(values: tuple[Any, ...], dims: tuple[int | None, ...], models: int) -> list[Any]:
+    """Return all tensors with the models' dimension first; those that all models share are not copied."""
+
+    def lead(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.contiguous().expand(models, *value.shape) if dim is None else value.movedim(dim, 0).contiguous()
+
+    return [lead(*each) for each in zip(values, dims, strict=True)]
+
+
+def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
+    """Return a function of one model's tensors whose batching rule is `many`, which takes those of all models."""
+
+    class OverModels(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            return many(*leading(args, (None,) * len(args), 1))[0]
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return many(*leading(args, in_dims, info.batch_size)), 0
+
+    return OverModels
+
+
+def convolution(
+    many: Callable[..., Tensor], many_inputs: Callable[..., Tensor], many_weights: Callable[..., Tensor]
+) -> type[torch.autograd.Function]:
+    """Return a function of x, w, b and a :class:`Shape`, from what computes it for all models, and its gradients."""
+    of_input, of_weight = over_models(many_inputs), over_models(many_weights)
+
+    class Convolution(over_models(many)):  # type: ignore[misc]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+            x, w, b, ctx.shape = inputs
+            ctx.save_for_backward(x, w)
+            ctx.has_bias = b is not None
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+            x, w = ctx.saved_tensors
+            for_x, for_w, for_b, _ = ctx.needs_input_grad
+            return (
+                of_input.apply(dy, w, ctx.shape) if for_x else None,  # type: ignore[no-untyped-call]
+                of_weight.apply(dy, x, ctx.shape) if for_w else None,  # type: ignore[no-untyped-call]
+                dy.sum(dim=(0, 2, 3)) if for_b and ctx.has_bias else None,
+                None,
+            )
+
+    return Convolution
+
+
+def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
+    return _each(w, shape.y, lambda m: torch.conv2d(x[m], w[m], None if b is None else b[m], *shape.options))
+
+
+def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    return _each(w, shape.x, lambda m: conv2d_input(shape.x, w[m], dy[m], *shape.options))  # type: ignore[no-untyped-call]
+
+
+def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
+    return _each(dy, shape.w, lambda m: conv2d_weight(x[m], shape.w, dy[m], *shape.options))  # type: ignore[no-untyped-call]
+
+
+OneByOne = convolution(_conv, _conv_input, _conv_weight)
+"""Each model's convolution by PyTorch, one after the other, or several at a time in a captured graph."""
+
+
+def _each(like: Tensor, shape: tuple[int, ...], compute: Callable[[int], Tensor]) -> Tensor:
+    """Return what is computed for each model, one beside the other."""
+    result = like.new_empty((len(like), *shape))
+    if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        for model in range(len(like)):
+            result[model].copy_(compute(model))
+        return result
+    # What a model's piece allocates lies on its stream, so that no memory is used again by another before it is done.
+    here, sides = torch.cuda.current_stream(), _streams(like.device)[: len(like)]
+    for side in sides:
+        side.wait_stream(here)
+    for model in range(len(like)):
+        with torch.cuda.stream(sides[model % len(sides)]):
+            result[model].copy_(compute(model))
+    for side in sides:
+        here.wait_stream(side)
+    return result
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    with torch.cuda.device(device):
+        return [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+
+
+def pair(value: Any) -> tuple[Any, Any]:
+    """Return an option that may be one number for both directions."""
+    return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
+
+
+class ManyImages(TorchFunctionMode):
+    """Computes 2-d convolutions and max pooling so that they are fast over many models, and everything else as usual.
+
+    Parameters
+    ----------
+    small
+        A function like `OneByOne` with one kernel for all models, in float32; and one of the arguments of max pooling
+        that returns None where it does not know an option. None where there are no such kernels.
+    """
+
+    def __init__(self, small: tuple[type[torch.autograd.Function], Callable[..., Tensor | None]] | None = None) -> None:
+        super().__init__()
+        self._small = small
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, kwargs = None, kwargs or {}
+        if func is torch.conv2d:
+            result = self._convolve(*args, **kwargs)
+        elif func is F.max_pool2d and self._small is not None:
+            result = self._small[1](*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
+
+    def _convolve(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor | None:
+        """Do as ``torch.conv2d`` does; return None for what it is left to."""
+        if isinstance(padding, str) or input.ndim != 4:
+            return None
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind) and input.dtype.is_floating_point and input.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
+            input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if input.dtype != weight.dtype:  # an error is PyTorch's to tell
+            return None
+        shape = Shape(input.shape, weight.shape, pair(stride), pair(padding), pair(dilation), groups)
+        chosen: Any = OneByOne
+        if self._small is not None and shape.plain and shape.products < LARGE and input.dtype == torch.float32:
+            chosen = self._small[0]
+        return chosen.apply(input, weight, bias, shape)  # type: ignore[no-any-return]
