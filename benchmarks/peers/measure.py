@@ -47,6 +47,7 @@ class Peer:
 PEERS = {
     "fedhist": Peer((), ("fedavg", "fedhist")),
     "flower": Peer(("flwr[simulation]==1.41.0", "torch==2.13.0")),
+    "jax": Peer(("jax==0.10.2", "jaxlib==0.10.2", "torch==2.13.0"), ("vmap", "map")),
     "flgo": Peer(("flgo==0.4.4", "torch==2.13.0"), ("sync", "threads", "async")),
     # Its configuration classes have mutable defaults, which dataclasses refuse from Python 3.11 on.
     "flsim": Peer(("flsim==0.1.0", "torch==2.13.0", "torchvision==0.28.0"), ("sync", "async"), "3.10"),
