@@ -2,8 +2,8 @@
 
     python benchmarks/peers/jax_sim.py --updates 300 --mode vmap
 
-Run by ``measure.py`` with the Python of JAX's own environment. "vmap" batches the clients, which makes grouped convolutions of theirs;
-"map" lets the compiled program train one client after the other. XLA has all cores. Nothing is evaluated.
+Run by ``measure.py`` with the Python of JAX's own environment. "vmap" batches the clients, which makes grouped
+convolutions of theirs; "map" lets the compiled program train one client after the other. XLA has all cores.
 """
 
 from __future__ import annotations

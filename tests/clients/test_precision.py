@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedhist as fh
 from fedhist.clients.precision import products_in
+from fedhist.clients.randomness import Keyed
 from tests.clients.test_tasks import KINDS, task_of
 
 BATCHED = [kind for kind in KINDS if kind not in ("statistics", "augmented")]
@@ -98,3 +100,56 @@ def test_tf32_is_allowed_for_its_own_products_alone() -> None:
             assert [each.allow_tf32 for each in flags] == ([True, True] if precision == "tf32" else before)
             raise RuntimeError("stop")
         assert [each.allow_tf32 for each in flags] == before
+
+
+def test_random_numbers_of_few_digits_are_below_one() -> None:
+    with Keyed(torch.tensor(3), 0):
+        drawn = {each: torch.rand_like(torch.empty(50_000, dtype=each)) for each in (torch.float32, torch.bfloat16)}
+    for values in drawn.values():
+        assert float(values.min()) >= 0 and float(values.max()) < 1
+        assert float(values.double().mean()) == pytest.approx(0.5, abs=0.005)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_is_batched_in_bfloat16(dropout: float, need_weights: bool) -> None:
+    task = sequences(lambda: Attentive(dropout, need_weights))
+    options = {
+        "k": 2,
+        "rounds": 6,
+        "eval_every": 2,
+        "device": "cpu",
+        "local": fh.Local(0.05, 2, 8, precision="bfloat16"),
+    }
+    runs = [fh.simulate("fedavg", task, trainer=name, **options) for name in ("reference", "batched")]  # type: ignore[arg-type]
+    assert runs[1].loss == pytest.approx(runs[0].loss, rel=2e-2)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "batched"])
+def test_nothing_to_attend_to_gives_zero_as_in_pytorch(trainer: str) -> None:
+    task = sequences(lambda: Attentive(0.2, need_weights=False))
+    task.x[::5] = 0  # sequences of nothing but padding
+    history = fh.simulate("fedavg", task, k=2, rounds=4, local=fh.Local(0.05, 2, 8), trainer=trainer, device="cpu")
+    assert history.events == [] and np.isfinite(history.loss).all()
+
+
+class Attentive(nn.Module):
+    """Attention over sequences in which 0 is padding."""
+
+    def __init__(self, dropout: float, need_weights: bool) -> None:
+        super().__init__()
+        self.need_weights = need_weights
+        self.embedding, self.out = nn.Embedding(6, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embedding(x)
+        h, _ = self.attention(
+            h, h, h, key_padding_mask=None if self.need_weights else x == 0, need_weights=self.need_weights
+        )
+        return self.out(h.mean(dim=1))
+
+
+def sequences(model: Callable[[], nn.Module]) -> fh.Task:
+    x, y = torch.randint(1, 6, (60, 7), generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    return fh.Task(model, x, y, np.array_split(np.arange(60), 6), x.clone(), y)

@@ -91,6 +91,12 @@ GRAPHS: dict[str, Callable[[], Net]] = {
     "mean, axes kept": lambda: Net(lambda n, x: x.mean([3, 2], keepdim=True)),
     "adaptive pooling": lambda: Net(lambda n, x: n.layers[0](x).relu(), nn.AdaptiveAvgPool2d(1)),
     "adaptive pooling as a function": lambda: Net(lambda n, x: F.adaptive_avg_pool2d(x, (3, None))),
+    "one number for both sides": lambda: Net(
+        lambda n, x: F.max_pool2d(n.layers[0](x), [2]), nn.Conv2d(8, 8, 3, stride=(1,), padding=(1,))
+    ),
+    "changed in place, and of no other use": lambda: Net(
+        lambda n, x: F.relu(n.layers[0](x), inplace=True).tanh() + x, conv()
+    ),
     "dropout not in training": lambda: Net(lambda n, x: F.dropout(x, training=False) + x),
     "flat and not": lambda: Net(lambda n, x: n.layers[0](x.flatten(1)) + x.mean((2, 3)), nn.Linear(336, 8)),
     "two linear layers": lambda: Net(
@@ -170,6 +176,11 @@ def mutated(net: Net, x: Tensor) -> Tensor:
     return F.relu(x, inplace=True) + x.tanh() + x
 
 
+def summed() -> Net:
+    """Return a net that everybody else can train: without dropout, the sum is written over what ReLU needs."""
+    return Net(lambda n, x: operator.iadd(n.layers[0](x.relu()), x), nn.Dropout(0.5))
+
+
 def unused(net: Net, x: Tensor) -> Tensor:
     net.layers[0](x)
     return x
@@ -184,7 +195,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mean of channels": (lambda: Net(lambda n, x: x.mean((1, 2))), "no mean but that over the pixels"),
     "mean of all": (lambda: Net(lambda n, x: x + x.mean()), "no mean but that over the pixels"),
     "odd windows": (lambda: Net(lambda n, x: F.adaptive_avg_pool2d(x, 5)), "windows of several sizes"),
-    "a value that is changed in place": (lambda: Net(mutated), "a trial gave other results than PyTorch"),
+    "a value that is changed in place": (lambda: Net(mutated), "changes a value in place that it uses again"),
+    "dropout in place": (lambda: Net(lambda n, x: F.dropout(x, 0.5, n.training, inplace=True) + x), "changes a value"),
+    "a sum in place": (lambda: Net(lambda n, x: operator.iadd(x, x.tanh()) + x), "a trial gave other results"),
+    "a sum in place of what was dropped": (summed, "a trial with PyTorch failed (one of the variables"),
+    "the number of pixels": (lambda: Net(lambda n, x: x + x.shape[2]), "not the sum of two values of one shape"),
+    "windows without a step": (lambda: Net(lambda n, x: F.max_pool2d(x, 2, [])), "does not support all options"),
+    "more arguments than a layer has": (
+        lambda: Net(lambda n, x: torch.group_norm(x, 2, None, None, 1e-5, True)),
+        "the model cannot be read",
+    ),
     "a layer without use": (lambda: Net(unused, conv()), "computes what it does not use"),
     "flat, and convolved": (
         lambda: Net(lambda n, x: n.layers[1](x.flatten(1)) + n.layers[0](x).mean((2, 3)), conv(), nn.Linear(336, 8)),

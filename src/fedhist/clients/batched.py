@@ -34,7 +34,7 @@ from fedhist.clients.objectives import (
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.precision import forward_in, products_in
-from fedhist.clients.randomness import Keyed
+from fedhist.clients.randomness import AttentionWrittenOut, Keyed
 from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, mapped, rows, tensors_of
@@ -125,7 +125,8 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
         anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
         batch = Batch(x, y, side.loss, weight)
         drawing = Keyed(own["key"], step) if "key" in own else nullcontext()
-        with drawing, forward_in(side.local.precision, flat.device):
+        written = AttentionWrittenOut() if side.local.precision == "bfloat16" else nullcontext()
+        with drawing, written, forward_in(side.local.precision, flat.device):
             value = loss_of(objective, net, params, anchor, batch)
         return value, torch.cat([rest[:0], *(each.reshape(-1) for each in moved.values())])
 
@@ -188,7 +189,7 @@ def evaluate(task: Task, net: ModuleNet, models: Tensor, test: TestSet, piece: i
     with torch.no_grad():
         for at in range(0, len(y), piece):
             part = slice(at, at + piece)
-            outputs = predict(models, rows(x, part))
+            outputs = predict(models, mapped(rows(x, part), lambda each: each.contiguous()))
             found = measured(task, outputs, y[part], None if owner is None else owner[part], test.groups)
             scores = [a + b for a, b in zip(scores, found, strict=True)] if scores else found
     return scores
@@ -276,7 +277,8 @@ def _without_rate(local: Local) -> Local:
 def from_table(data: tuple[Columns, Tensor], index: Tensor) -> Callable[[int], tuple[Columns, Tensor]]:
     """Return a function from a step to its examples, by their indices ``(M, steps, batch)`` in tables."""
     x, y = data
-    return lambda step: (rows(x, index[:, step]), y[index[:, step]])
+    # Not in the order of channels last, about which vmap cannot ask everywhere.
+    return lambda step: (mapped(rows(x, index[:, step]), lambda each: each.contiguous()), y[index[:, step]])
 
 
 def _fetched(job: Job, plan: Plan, shape: Sequence[int], device: torch.device) -> list[Batch]:

@@ -18,6 +18,7 @@ from fedhist.clients.traced import PROBE, expect, is_dropout, keeping_all, layer
 from fedhist.data.examples import Items
 from fedhist.data.losses import LOSSES
 from fedhist.data.task import Task
+from fedhist.errors import reason
 from fedhist.native import Unavailable
 
 Indices = NDArray[np.int64]
@@ -63,7 +64,10 @@ class NativeModel:
         """The net as it is evaluated."""
         # The module's own dropout draws other numbers, so that both are compared without.
         self.net = net([keeping_all(layer) for layer in trained])
-        self._check(module.eval(), task, function)
+        try:
+            self._check(module.eval(), task, function)
+        except RuntimeError as error:  # such as a value that dropout passes on in evaluation, changed in place
+            raise Unavailable(f"a trial with PyTorch failed ({reason(error)})") from error
         self.net = net(trained)
 
     def _check(self, module: nn.Module, task: Task, loss: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -17,10 +17,12 @@ def forward_in(precision: str, device: torch.device) -> AbstractContextManager[o
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Let products of matrices and convolutions round their factors to TF32, forward and backward, if that is meant."""
+    if precision != "tf32":
+        yield
+        return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    if precision == "tf32":
-        matmul.allow_tf32 = cudnn.allow_tf32 = True
+    matmul.allow_tf32 = cudnn.allow_tf32 = True
     try:
         yield
     finally:

@@ -71,7 +71,7 @@ def _dropout(axes: int | None) -> Callable[..., Tensor | None]:
 
 
 def _attention(
-    mode: Keyed,
+    mode: Keyed | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -81,8 +81,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """Return scaled dot-product attention with dropout, written out."""
-    if dropout_p == 0 or enable_gqa:
+    """Return scaled dot-product attention written out: that with dropout given a mode, that without given none."""
+    if enable_gqa or (dropout_p == 0) == (mode is not None):
         return None
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
@@ -90,9 +90,25 @@ def _attention(
     if attn_mask is not None:
         masks = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
-    weights = _dropout(None)(mode, torch.softmax(scores, dim=-1), dropout_p)
-    assert weights is not None
-    return weights @ value
+    nothing = scores.isneginf().all(dim=-1, keepdim=True)  # to attend to, of which PyTorch makes zeros
+    shares = torch.softmax(scores.masked_fill(nothing, 0), dim=-1).masked_fill(nothing, 0)
+    if mode is not None:
+        dropped = _dropout(None)(mode, shares, dropout_p)
+        assert dropped is not None
+        shares = dropped
+    return shares @ value
+
+
+class AttentionWrittenOut(TorchFunctionMode):
+    """Computes attention as two products and a softmax, since autocast's own has no gradient under torch.func."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _multi_head(*args, **kwargs)
+        result = _attention(None, *args, **kwargs) if func == F.scaled_dot_product_attention else None
+        return func(*args, **kwargs) if result is None else result
 
 
 def _seen_through(function: Any) -> Any:
@@ -127,7 +143,8 @@ def _uniform_like(mode: Keyed, input: Tensor, **options: Any) -> Tensor | None:
     if options or not input.is_floating_point():
         return None
     drawn = bits(mode.next(), input.numel(), input.device).reshape(input.shape)
-    return ((drawn >> 40) & 0xFFFFFF).to(input.dtype) * 2.0**-24
+    digits = min(24, 1 - round(math.log2(torch.finfo(input.dtype).eps)))  # more would be rounded to 1
+    return ((drawn >> 40) & 0xFFFFFF).bitwise_right_shift(24 - digits).to(input.dtype) * 2.0**-digits
 
 
 def _normal_like(mode: Keyed, input: Tensor, **options: Any) -> Tensor | None:

@@ -43,11 +43,14 @@ def layers_of(module: nn.Module, task: Task) -> list[native.Layer]:
     nodes = [[(node.op, str(node.target)) for node in each.graph.nodes] for each in (traced, other)]
     expect(nodes[0] == nodes[1], "the model depends on the number of examples")
     graph = _Graph(module, traced, run.env, task)
-    for node in traced.graph.nodes:
-        if node.op == "output":
-            graph.finish(node.args[0])
-        elif node.op != "get_attr" and isinstance(run.env[node], Tensor):  # others are only arguments of what follows
-            graph.append(node)
+    try:
+        for node in traced.graph.nodes:
+            if node.op == "output":
+                graph.finish(node.args[0])
+            elif node.op != "get_attr" and isinstance(run.env[node], Tensor):  # others are only arguments
+                graph.append(node)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # options that only PyTorch understands
+        raise Unavailable(f"the model cannot be read ({reason(error)})") from error
     return graph.layers
 
 
@@ -106,11 +109,21 @@ class _Graph:
             expect(not self._value, "the model takes more than one input")
             self._value[node] = 0
         elif node.target in _SUMS and all(isinstance(each, fx.Node) for each in node.args):
+            if node.target in _CHANGING:
+                self._change(node.args[0])
             self._sum(node, *node.all_input_nodes[:1], *node.all_input_nodes[-1:])
         else:
             tensors = [each for each in node.all_input_nodes if each in self._value]
             expect(tensors == [*node.args[:1]], f"{node} does not take one value as its first argument")
-            self._value[node] = self._append(self._module(node), tensors[0], self._shape(node))
+            layer = self._module(node)
+            if getattr(layer, "inplace", False):
+                self._change(tensors[0])
+            self._value[node] = self._append(layer, tensors[0], self._shape(node))
+
+    def _change(self, node: Any) -> None:
+        """Check that nothing else takes a value that PyTorch changes in place, which the kernel does not."""
+        only = node not in self._value or self._only_use(node)
+        expect(only, "the model changes a value in place that it uses again")
 
     def finish(self, node: Any) -> None:
         """Check the whole, the result of which is a node's, and share out the memory of gradients."""
@@ -208,7 +221,7 @@ class _Graph:
         return sum(user.op == "output" or isinstance(self._env[user], Tensor) for user in users) == len(same)
 
     def _sum(self, node: fx.Node, first: fx.Node, second: fx.Node) -> None:
-        same = self._shape(first) == self._shape(second) and first in self._value and second in self._value
+        same = first in self._value and second in self._value and self._shape(first) == self._shape(second)
         expect(same and not node.kwargs, f"{node} is not the sum of two values of one shape")
         self._value[node] = self._add(native.SUM, self._value[first], self._shape(node), other=self._value[second])
 
@@ -268,7 +281,7 @@ def _plain(kind: type[nn.Module]) -> Callable[..., nn.Module]:
 
 # The modules that do the same as functions and methods of tensors.
 _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
-    **dict.fromkeys((F.relu, torch.relu, "relu"), _plain(nn.ReLU)),
+    **dict.fromkeys((F.relu, torch.relu, "relu"), lambda _, inplace=False: nn.ReLU(inplace)),
     **dict.fromkeys((F.tanh, torch.tanh, "tanh"), _plain(nn.Tanh)),
     **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "reshape", "view"), _plain(nn.Flatten)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), lambda _, *args, **kwargs: nn.MaxPool2d(*args, **kwargs)),
@@ -281,6 +294,7 @@ _AS_MODULE: dict[Any, Callable[..., nn.Module]] = {
     F.dropout2d: _dropout(nn.Dropout2d),
 }
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_CHANGING = {operator.iadd, "add_"}
 _KINDS = {nn.Conv2d: native.CONVOLUTION, nn.MaxPool2d: native.MAX_POOL, nn.AvgPool2d: native.AVERAGE_POOL}
 _DROPOUTS = {nn.Dropout: native.DROPOUT, nn.Dropout2d: native.CHANNEL_DROPOUT}
 
@@ -294,8 +308,11 @@ def _window(layer: Any) -> tuple[int, ...]:
         plain = not odd and not layer.ceil_mode and _pair(layer.padding) == (0, 0)
     plain = plain and _pair(getattr(layer, "dilation", 1)) == (1, 1)
     expect(plain, f"the kernel does not support all options of {layer}")
-    return *_pair(layer.kernel_size), *_pair(layer.stride), *_pair(layer.padding)
+    window = *_pair(layer.kernel_size), *_pair(layer.stride), *_pair(layer.padding)
+    expect(len(window) == 6, f"the kernel does not support all options of {layer}")
+    return window
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+def _pair(value: Any) -> tuple[Any, ...]:
+    own = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return own * 2 if len(own) == 1 else own
