@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from torch import Tensor
 
 import fedhist as fh
 from fedhist.simulation import cluster, mirror
-from fedhist.simulation.checkpoint import CheckpointWarning, claimed
+from fedhist.simulation.checkpoint import CheckpointWarning, claimed, stored_in
 from fedhist.simulation.cluster import _pieces
 from fedhist.store.recording import FILES
 
@@ -46,6 +49,7 @@ def nodes() -> Iterator[Any]:
         made.add_node(num_cpus=1, num_gpus=2, resources={"second": 1})
         ray.init(address=made.address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # of many kinds: a port was taken, a process died or was too slow
+        ray.shutdown()
         made.shutdown()
         pytest.skip(f"Ray does not start on this machine: {type(error).__name__}: {error}")
     yield made
@@ -70,7 +74,8 @@ def same(a: fh.History, b: fh.History) -> bool:
     assert a.model is not None
     assert b.model is not None
     equal = all(torch.equal(a.model[name], b.model[name]) for name in a.model)
-    return equal and (a.seed, a.loss, a.accuracy) == (b.seed, b.loss, b.accuracy)
+    settings = [{**each.setting, "record": None} for each in (a, b)]
+    return equal and (a.seed, a.loss, a.accuracy, settings[0]) == (b.seed, b.loss, b.accuracy, settings[1])
 
 
 def all_same(here: Sequence[fh.History], there: Sequence[fh.History]) -> bool:
@@ -110,6 +115,11 @@ def marks_of(file: Path) -> list[int]:
     return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def saved_in(folder: Path) -> list[int]:
+    """Return the rounds of all checkpoints in a folder."""
+    return [stored_in(file)[1]["round"] for file in sorted(folder.glob("runs-*.safetensors"))]
+
+
 def test_a_cluster_gives_what_one_machine_gives(small: fh.Task, tmp_path: Path) -> None:
     class Hook:
         closed = 0
@@ -138,6 +148,7 @@ def test_a_cluster_gives_what_one_machine_gives(small: fh.Task, tmp_path: Path) 
     )
     assert [(h.method, h.seed) for h in there] == [(h.method, h.seed) for h in here]
     assert all_same(here, there)
+    assert {Path(h.setting["record"]).parent for h in there} == {tmp_path / "ray"}
     assert sorted(done) == sorted(h.method for h in here) and hook.closed == 1
     for home in (tmp_path / "local").iterdir():
         own = tmp_path / "ray" / home.name
@@ -160,11 +171,13 @@ def test_attackers_and_faults_are_the_same_on_workers(small: fh.Task) -> None:
 
 def test_a_killed_worker_is_resumed_or_begun_anew(small: fh.Task, tmp_path: Path) -> None:
     class Fragile(Marking):
-        """Takes its worker down in the fifth round, once."""
+        """Takes its worker down in the fifth round, once; what it has sent has arrived by then."""
 
         def weights(self, arrivals: fh.Arrivals) -> Tensor:
             if len(marks_of(Path(self.marks))) == 4:
                 self.mark()
+                if self.marks.endswith("on"):
+                    wait_for(lambda: 4 in saved_in(Path(self.marks).with_name("state")))
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().weights(arrivals)
 
@@ -183,11 +196,13 @@ def test_a_killed_worker_is_resumed_or_begun_anew(small: fh.Task, tmp_path: Path
     assert len({*marks_of(tmp_path / "on")}) == 2
 
 
+@pytest.mark.filterwarnings("ignore:before it dies")
 def test_a_worker_that_always_dies_is_given_up(small: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "ATTEMPTS", 2)
 
     class Deadly(fh.FedAvg):
         def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            warnings.warn("before it dies", stacklevel=1)  # which is no progress
             os.kill(os.getpid(), signal.SIGKILL)
             return super().weights(arrivals)
 
@@ -208,6 +223,7 @@ def test_a_node_that_dies_takes_nothing_with_it(nodes: Any, small: fh.Task, tmp_
 
     def kill() -> None:
         wait_for(lambda: all(len(marks_of(each)) == 5 for each in marks))
+        wait_for(lambda: saved_in(tmp_path / "state") == [4, 4, 4])
         on_it = [worker for worker in (marks_of(each)[0] for each in marks) if parent_of(worker) == raylet.pid]
         for process in (raylet.pid, *on_it):
             os.kill(process, signal.SIGKILL)
@@ -254,6 +270,50 @@ def test_what_one_engine_began_the_other_finishes(small: fh.Task, tmp_path: Path
         folder = tmp_path / engine
         fh.simulate_many(trials(""), checkpoint=folder, fraction=0.5, engine=engine, device="cpu")
         assert all_same(whole, fh.simulate_many(trials(""), checkpoint=folder, engine=other, device="cpu"))
+
+
+class Odd(UserWarning):
+    """One that cannot be made again from its arguments."""
+
+    def __init__(self, what: str, more: str) -> None:
+        super().__init__(what + more)
+
+
+def test_warnings_of_any_kind_arrive(small: fh.Task) -> None:
+    class Loud(fh.FedAvg):
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            warnings.warn(Odd("it is ", "odd"), stacklevel=1)
+            return super().weights(arrivals)
+
+    with pytest.warns(UserWarning, match="^it is odd$"):
+        fh.simulate_many([fh.Trial(Loud(), small, k=2, rounds=2, local=LOCAL)], engine="ray", device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_recording_that_is_gone_or_cut_is_told(small: fh.Task, tmp_path: Path, engine: str) -> None:
+    def go(**more: Any) -> None:
+        trials = [fh.Trial("fedavg", small, k=2, rounds=12, local=LOCAL, record=tmp_path / "r")]
+        fh.simulate_many(trials, checkpoint=tmp_path / "s", engine=engine, device="cpu", **more)
+
+    class Stop(Exception):
+        pass
+
+    def stop(round_: int, _: object) -> None:
+        if round_ == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fh.simulate_many(
+            [fh.Trial("fedavg", small, k=2, rounds=12, local=LOCAL, record=tmp_path / "r")],
+            checkpoint=tmp_path / "s", checkpoint_every=0, on_round=stop, device="cpu",
+        )  # fmt: skip
+    uploads = tmp_path / "r" / "uploads.npy"
+    os.truncate(uploads, uploads.stat().st_size // 4)
+    with pytest.raises(fh.FedHistError, match=rf"^{uploads} is truncated: it ends before round \d"):
+        go()
+    shutil.rmtree(tmp_path / "r")
+    with pytest.raises(fh.InvalidInput, match=rf"^{tmp_path / 'r'} holds no recording"):
+        go()
 
 
 def test_a_search_on_a_cluster_finds_what_one_machine_finds(small: fh.Task) -> None:
@@ -321,38 +381,63 @@ def test_a_run_that_diverges_leaves_the_others_alone(small: fh.Task, tmp_path: P
         fh.simulate_many(trials[1:], engine="ray", device="cpu")
 
 
-def command(*arguments: str, cwd: Path, address: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedhist", *arguments],
-        cwd=cwd,
-        env={**os.environ, "RAY_ADDRESS": address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def command(nodes: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Begin a command; those that are still under way at the end are killed."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*arguments: str, address: str = nodes.address) -> subprocess.Popen[str]:
+            begun = subprocess.Popen(
+                [sys.executable, "-m", "fedhist", *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "RAY_ADDRESS": address},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(begun)
+            stack.callback(begun.kill)
+            return begun
+
+        yield begin
 
 
-def test_the_command_is_killed_and_interrupted_at_random(nodes: Any, tmp_path: Path) -> None:
+def test_the_command_is_killed_and_interrupted_at_random(
+    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     """Killed, resumed and interrupted, resumed to the end: the same as never stopped."""
-    common = "compare", "--strategy", "fedavg", "--rounds", "400", "--clients", "20", "--k", "4", "--record", "--quiet"
-    here = command(*common, "--out", "here", cwd=tmp_path, address="")
+    common = [
+        "compare",
+        "--strategy",
+        "fedavg",
+        "--rounds",
+        "400",
+        "--clients",
+        "20",
+        "--k",
+        "4",
+        "--record",
+        "--quiet",
+    ]
+    common += ["--rounds", "250", "--local-steps", "40"]  # so that there is something left to stop
+    here = command(*common, "--out", "here", address="")
     files, before = tmp_path / "there" / "checkpoint", 0
 
     def further() -> bool:
+        assert going.poll() is None, going.communicate()
         return newest(files) > before
 
-    with_ray = *common, "--engine", "ray", "--checkpoint-every", "0.2", "--out", "there"
-    going = command(*with_ray, cwd=tmp_path, address=nodes.address)
+    going = command(*common, "--engine", "ray", "--checkpoint-every", "0.2", "--out", "there")
     wait_for(further)
     going.kill()
     going.communicate()
     before = newest(files)
-    going = command("resume", "there", "--quiet", cwd=tmp_path, address=nodes.address)
+    going = command("resume", "there", "--quiet")
     wait_for(further)
     going.send_signal(signal.SIGINT)
     _, said = going.communicate(timeout=LONG)
     assert going.returncode == 130 and "Interrupted; resume with: fedhist resume there" in said, said
-    last = command("resume", "there", "--quiet", cwd=tmp_path, address=nodes.address)
+    last = command("resume", "there", "--quiet")
     _, said = last.communicate(timeout=LONG)
     assert last.returncode == 0, said
     _, said = here.communicate(timeout=LONG)
@@ -367,10 +452,12 @@ def newest(folder: Path) -> int:
     return max((file.stat().st_mtime_ns for file in folder.glob("runs-*.safetensors")), default=0)
 
 
-def test_a_cluster_of_this_machine_listens_on_loopback_alone() -> None:
+@pytest.mark.parametrize("address", [None, "", "local", "127.0.0.1:6379"])
+def test_a_cluster_of_this_machine_listens_on_loopback_alone(address: str | None) -> None:
     """In a process of its own: Ray decides that when it is imported."""
     code = "from fedhist.simulation import cluster; cluster._imported(); from ray._private import services; "
     code += "print(services.get_node_ip_address())"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {} if address is None else {"RAY_ADDRESS": address}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "127.0.0.1"

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -14,7 +16,7 @@ from typing import Any
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, as_path, reason, require
 from fedhist.simulation.checkpoint import Interrupted, asked_to_stop, claimed
 from fedhist.simulation.hooks import OnRound
-from fedhist.simulation.mirror import Begun, Done, Keeper, Message, Warned, work
+from fedhist.simulation.mirror import Begun, Done, Keeper, Message, Recorded, Saved, Warned, sweep, work
 from fedhist.simulation.regroup import divide
 from fedhist.simulation.run import recordings_of
 from fedhist.simulation.trial import Trial
@@ -64,6 +66,10 @@ def spread(
         stack.enter_context(_connected(ray))
         if folder is not None:  # after connecting, since Ray has a handler of its own
             asked = stack.enter_context(asked_to_stop())
+        require(
+            ray.cluster_resources().get("CPU", 0) >= 1,
+            "the Ray cluster has no core to give; start it on a machine with one, or with a larger --num-cpus.",
+        )
         gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
         pieces = _pieces(len(trials), gpus, gpu_share)
         if folder is not None:
@@ -108,7 +114,9 @@ class _Driver:
         self.ray, self.trials, self.keeper, self.begin, self.asked = ray, trials, keeper, begin, asked
         self.pending: dict[Any, Sequence[int]] = {}
         self.failed: dict[int, int] = {}
-        """By its first trial, how often in succession a piece of work has failed without any news."""
+        """By its first trial, how often a piece of work has failed since it was last further than ever before."""
+        self.reached: dict[str, int] = {}
+        """The round of each checkpoint's file."""
 
     def drive(self, pieces: Sequence[Sequence[int]]) -> list[History]:
         """Return the histories of all trials."""
@@ -118,21 +126,24 @@ class _Driver:
                 self.pending[self.begin(piece, self.keeper.begun(piece))] = piece
             while self.pending:
                 for piece, message in self._messages():
-                    self.failed.pop(piece[0], None)
-                    if isinstance(message, Warned):
-                        warnings.warn(message.warning, stacklevel=4)
-                    elif isinstance(message, Done):
+                    if isinstance(message, Done):
                         histories |= zip(piece, message.histories, strict=True)
                         diverged[piece[0]] = message.diverged
                         self.on_round(max(history.rounds for history in message.histories), message.histories)
                     else:
-                        self.keeper.keep(message)
+                        self._keep(piece, message)
                 if self.asked and self.pending:
                     raise Interrupted(self.keeper.round, self.asked[0])
         finally:
             for left in self.pending:  # after an error or an interruption their results are not wanted
                 self.ray.cancel(left, force=True)
-        found, first = [histories[i] for i in range(len(self.trials))], diverged[0]
+        return self._finished([histories[i] for i in range(len(self.trials))], diverged[0])
+
+    def _finished(self, found: list[History], first: DivergedError | None) -> list[History]:
+        """Return the histories of all trials; raise if all diverged, of which `first` is the first one's error."""
+        for trial, history in zip(self.trials, found, strict=True):
+            if trial.record is not None:  # not the worker's folder
+                history.setting["record"] = trial.described()["record"]
         if first is not None and all(history.diverged for history in found):
             first.histories = found
             raise first
@@ -140,6 +151,16 @@ class _Driver:
             if trial.record is not None:
                 history.save(trial.record)
         return found
+
+    def _keep(self, piece: Sequence[int], message: Saved | Recorded | Warned) -> None:
+        """Keep what was sent on the way; a piece of work that is further than ever before may fail again as often."""
+        if isinstance(message, Warned):
+            warnings.warn(message.warning, stacklevel=5)
+            return
+        self.keeper.keep(message)
+        if isinstance(message, Saved) and message.round > self.reached.get(message.name, 0):
+            self.reached[message.name] = message.round
+            self.failed.pop(piece[0], None)
 
     def _messages(self) -> Iterator[tuple[Sequence[int], Message]]:
         """Return the next message, if there is one soon; what a dead worker had is given to another."""
@@ -152,6 +173,7 @@ class _Driver:
                 raise error.cause if isinstance(error.cause, FedHistError) else error from None
             except (self.ray.exceptions.RayError, StopIteration) as error:
                 del self.pending[stream]
+                self.ray.cancel(stream, force=True)  # what it sent may be unreadable while it is alive
                 self._again(piece, error)
                 continue
             if isinstance(message, Done):
@@ -175,9 +197,11 @@ def _connected(ray: Any) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
     _probe(os.environ.get("RAY_ADDRESS", ""))
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # of any kind: on a busy machine a plain Exception, after 30 seconds
+        ray.shutdown()  # what it had begun
         where = os.environ.get("RAY_ADDRESS")
         token = "; one that asks for a token needs RAY_AUTH_MODE=token" if where else ""
         sentence = f"no Ray cluster could be reached or started at {where or 'this machine'}: {reason(error)}{token}."
@@ -186,6 +210,9 @@ def _connected(ray: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has put one of its own in its place
+        sweep()
 
 
 def _probe(address: str) -> None:
@@ -196,14 +223,15 @@ def _probe(address: str) -> None:
     if not colon:  # auto, local
         return
     try:
-        socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidInput(f"no Ray cluster answers at RAY_ADDRESS={address} ({reason(error)}); {wanted}.") from None
 
 
 def _imported() -> Any:
     """Return Ray's module."""
-    if "ray" not in sys.modules and os.environ.get("RAY_ADDRESS", "127.0.0.1").startswith(("127.0.0.1", "localhost")):
+    here = (os.environ.get("RAY_ADDRESS") or "local").startswith(("127.0.0.1", "localhost", "local"))
+    if "ray" not in sys.modules and here:
         # Nobody else has to reach a cluster of this machine: it listens on loopback alone.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:

@@ -5,6 +5,7 @@ of a recording that is new. At the other end these become the files that a run o
 """
 
 import contextlib
+import pickle
 import queue
 import shutil
 import tempfile
@@ -100,7 +101,8 @@ class Keeper:
         recordings = {}
         for i in piece:
             if (record := self.trials[i].record) is not None and i in done:
-                recordings[i] = (record / ABOUT).read_bytes(), lengths(record, done[i])
+                sizes = lengths(record, done[i])  # which says what is missing
+                recordings[i] = (record / ABOUT).read_bytes(), sizes
         return Begun(checkpoints, recordings)
 
     def keep(self, message: Saved | Recorded) -> None:
@@ -124,16 +126,20 @@ class Keeper:
         self.round = max(self.round, message.round)
 
 
-@contextlib.contextmanager
-def _apart() -> Iterator[Path]:
-    """Give a folder on this machine, and remove those of workers that were killed, whose locks are free."""
-    place = Path(tempfile.gettempdir())
-    for left in place.glob(f"{PREFIX}*"):
+def sweep() -> None:
+    """Remove the folders of workers that were killed, whose locks are free."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), locked(left):
             shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[Path]:
+    """Give a folder on this machine, for as long as it is needed."""
+    sweep()
     new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
     with locked(new):  # before it has the name that others look for
-        folder = new.rename(place / new.name.removeprefix("."))
+        folder = new.rename(new.with_name(new.name.removeprefix(".")))
         try:
             yield folder
         finally:
@@ -240,4 +246,9 @@ def _carried_out(
 
 
 def _as_warning(message: Warning | str) -> Warning:
+    """Return a warning that can be sent: not every one can be made again from its arguments."""
+    try:
+        pickle.loads(pickle.dumps(message))
+    except Exception:  # whatever its class does
+        return UserWarning(str(message))
     return message if isinstance(message, Warning) else UserWarning(message)

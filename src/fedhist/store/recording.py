@@ -162,7 +162,7 @@ class Tape:
                 if done == 0:
                     file.write(array.header)
                 elif file.seek(0, os.SEEK_END) < end:
-                    raise FedHistError(f"{self.folder / name} is truncated: it ends before round {done}.")
+                    raise _truncated(self.folder / name, done)
                 file.seek(end)
                 file.truncate()
         self._written = done
@@ -222,11 +222,19 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def lengths(folder: Path, done: int) -> dict[str, int]:
-    """Return how long the arrays of a recording are after so many rounds, or are where that is less."""
+    """Return how long the arrays of a recording are after so many rounds, or raise if they are not."""
     about, _ = read_about(folder)
-    rows = {name: len(array.header) + done * array.row_bytes for name, array in about.arrays.items()}
-    with _writing(folder):
-        return {name: min(size, (folder / name).stat().st_size) for name, size in rows.items()}
+    sizes = {name: len(array.header) + done * array.row_bytes for name, array in about.arrays.items()}
+    for name, size in sizes.items():
+        with _writing(folder):
+            whole = (folder / name).stat().st_size >= size
+        if not whole:
+            raise _truncated(folder / name, done)
+    return sizes
+
+
+def _truncated(file: Path, done: int) -> FedHistError:
+    return FedHistError(f"{file} is truncated: it ends before round {done}.")
 
 
 def patch(folder: Path, name: str, start: int, content: bytes, end: int) -> None:
