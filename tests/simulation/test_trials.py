@@ -108,7 +108,7 @@ def test_runs_that_do_not_fit_together_take_turns(task: fh.Task, monkeypatch: py
     roomy = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL)
     plans = plan.plan([fh.Trial("fedhist", task, k=3, rounds=12)], "threaded", CPU)
     largest = sum(plan.memory_needed(plans, CPU)[0].values())
-    monkeypatch.setattr(engine, "available", lambda _: 2.5 * largest / plan.USABLE_MEMORY)
+    monkeypatch.setattr(engine, "available", lambda *_: 2.5 * largest / plan.USABLE_MEMORY)
     together: list[int] = []
     tight = fh.compare(names, task, k=3, rounds=12, seeds=2, local=LOCAL, on_round=lambda _, h: together.append(len(h)))
     assert len(set(together)) > 1 or max(together) < 6
@@ -132,7 +132,7 @@ def test_a_wave_lets_go_of_its_memory_before_the_next(task: fh.Task, monkeypatch
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "available", lambda _: 10_000)
+    monkeypatch.setattr(engine, "available", lambda *_: 10_000)
     with pytest.raises(
         fh.InvalidInput, match=r"^FedHist, seed 0 needs [\d.]+ KB of memory and 9.0 KB can be used \(.*"
     ):
@@ -156,7 +156,7 @@ def test_and_with_an_option_with_which_it_fits(
     (parts,) = plan.memory_needed(plan.plan([trial], "auto", CPU), CPU)
     free = [sum(parts.values()) - share * parts[plan.REMEMBERED] for share in (0.1, 1)]
     for left, expected in zip(free, (rf"; with {option} it would need [\d.]+ .B\.$", r"\)\.$"), strict=True):
-        monkeypatch.setattr(engine, "available", lambda _, left=left: left / plan.USABLE_MEMORY)
+        monkeypatch.setattr(engine, "available", lambda *_, left=left: left / plan.USABLE_MEMORY)
         with pytest.raises(fh.InvalidInput, match=expected):
             fh.simulate(name, task, k=3, rounds=4)
 

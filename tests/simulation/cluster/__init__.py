@@ -1,0 +1,1 @@
+"""A real cluster: two raylets on loopback, which share nothing but this machine."""
