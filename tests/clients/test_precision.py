@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +102,15 @@ def test_tf32_is_allowed_for_its_own_products_alone() -> None:
             assert [each.allow_tf32 for each in flags] == ([True, True] if precision == "tf32" else before)
             raise RuntimeError("stop")
         assert [each.allow_tf32 for each in flags] == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="since PyTorch 2.9")
+def test_flags_of_gpus_that_a_user_has_set_do_not_matter_on_a_cpu() -> None:
+    """PyTorch refuses to read the older flags once one of the newer ones was set."""
+    code = "import torch, fedhist as fh; torch.backends.cuda.matmul.fp32_precision = 'tf32'; "
+    code += "print(fh.simulate('fedavg', fh.load_task('digits', clients=4), k=2, rounds=2, device='cpu').rounds)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "2", done.stderr
 
 
 def test_random_numbers_of_few_digits_are_below_one() -> None:

@@ -189,14 +189,17 @@ def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
 
 @contextlib.contextmanager
 def exactly(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Keep libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
+    """Keep a GPU's libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
+    if devices[0].type == "cpu":
+        yield
+        return
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = False
     try:
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-            torch.cuda.device(devices[0]) if devices[0].type == "cuda" else contextlib.nullcontext(),
+            torch.cuda.device(devices[0]),
         ):
             yield
     finally:
