@@ -87,7 +87,7 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
             kinds[what] = _trainer(trainer, trial, device)
         scheduled = kinds[what] == "batched" and _fixed(trial)
         foreseen = _foreseen(trial) if scheduled else None
-        when = *_when(trial), foreseen and identity(trial.faults)
+        when = *_when(trial), foreseen and (identity(trial.faults), *foreseen.form)
         if when not in arriving:
             arriving[when] = _arriving(trial, foreseen)
         scheduled = scheduled and (trial.faults is None or arriving[when].foreseen is not None)

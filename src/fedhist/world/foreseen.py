@@ -43,7 +43,7 @@ class Foreseen:
     """
 
     def __init__(self, faults: Faults, seed: int, num_clients: int, form: tuple[int, torch.dtype]) -> None:
-        self._faults, self._seed, self._num_clients = faults, seed, num_clients
+        self._faults, self._seed, self._num_clients, self.form = faults, seed, num_clients, form
         self._like: Tensor = torch.zeros(form[0], dtype=form[1])
         self._screen = Screen("reject", 1.0)  # which knows no usual length
 

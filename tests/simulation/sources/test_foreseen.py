@@ -80,6 +80,15 @@ def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, w
     assert_same(fh.simulate("fedhist", make_task(), **options, checkpoint=tmp_path), whole)
 
 
+def test_models_of_several_sizes_have_answers_of_their_own(make_task: Callable[..., fh.Task]) -> None:
+    tasks = [make_task(model=lambda width=width: torch.nn.Linear(5, width)) for width in (3, 4)]
+    options = OPTIONS | {"faults": fh.Faults(wrong_length=0.2), "rounds": 10}
+    trials = [fh.Trial("fedavg", task, **options) for task in tasks]
+    small, large = fh.simulate_many(trials, trainer="batched", device="cpu")
+    assert {event["reason"] for event in small.events} == {"it has 17 values instead of 18"}
+    assert {event["reason"] for event in large.events} == {"it has 23 values instead of 24"}
+
+
 def test_what_training_decides_is_not_foreseen(make_task: Callable[..., fh.Task]) -> None:
     task = make_task()
 
