@@ -98,6 +98,36 @@ def test_trains_as_torch_does(
     assert_near(*both_uploads(task, local, fh.CrossEntropy() if mu is None else fh.Proximal(mu)))
 
 
+@given(
+    channels=st.lists(st.integers(7, 19), min_size=3, max_size=3),
+    size=st.tuples(st.integers(2, 13), st.integers(2, 13)),
+    padding=st.sampled_from([0, 1, (1, 2)]),
+    batch_size=st.integers(1, 70),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+def test_convolutions_by_tiles_are_those_of_torch(
+    channels: list[int], size: tuple[int, int], padding: Any, batch_size: int
+) -> None:
+    """3×3 pixels and enough channels, of even sizes and, not by tiles, of odd ones; some with a shared input."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(channels[0], channels[1], 3, padding=padding)
+            self.one, self.other = (nn.Conv2d(channels[1], channels[2], 3, padding=1, bias=b) for b in (True, False))
+            self.out = nn.Linear(channels[2], 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            return self.out((self.one(x) + self.other(x)).mean((2, 3)))
+
+    pad = padding if isinstance(padding, tuple) else (padding, padding)
+    assume(all(side + 2 * each > 2 for side, each in zip(size, pad, strict=True)))
+    assert_near(
+        *both_uploads(task_of(Net, (channels[0], *size), 3), fh.LocalSGD(0.1, 2, batch_size), fh.CrossEntropy())
+    )
+
+
 def small_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.AvgPool2d(2),

@@ -132,9 +132,10 @@ def test_a_residual_network_trains_and_runs_as_torch_does() -> None:
     x, y = noise((3, 16, 16), 10, examples=120)
     model = partial(MODELS["resnet8"], (3, 16, 16), 10)
     task = fh.Task(model, x, y, np.array_split(np.arange(120), 4), x[:50], y[:50])
-    assert_near(*both_uploads(task, fh.LocalSGD(0.05, 3, 18, momentum=0.9), fh.Proximal(0.1)))
+    # Small steps: where ReLU's input is all but zero, rounding decides its slope, and large ones take that further.
+    assert_near(*both_uploads(task, fh.LocalSGD(0.01, 3, 18, momentum=0.9), fh.Proximal(0.1)))
     runs = [
-        fh.simulate("fedhist", task, k=2, rounds=4, local=fh.LocalSGD(0.05, 2, 16), eval_every=2, trainer=trainer)
+        fh.simulate("fedhist", task, k=2, rounds=4, local=fh.LocalSGD(0.01, 2, 16), eval_every=2, trainer=trainer)
         for trainer in ("native", "reference")
     ]
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-4)

@@ -34,6 +34,17 @@ INLINE void product_tile(int rows, int columns, const Product *p, int row, const
         }
 }
 
+/* All rows of products for some columns. */
+static void products(const Product *product, int rows, int columns, lanes *const *ins, lanes *const *to) {
+    const lanes *const *from = (const lanes *const *)ins;
+    for (int row = 0, count; row < rows; row += count) {
+        count = next_of(rows - row, ROWS);
+#define TILE(r, c) product_tile(r, c, product, row, from, to)
+        WITH_CONSTANTS(count, columns, TILE)
+#undef TILE
+    }
+}
+
 /* Convolve `in` into row `y` of `out`, or take that row's gradient back to `in`: the same sums of products, of
  * patches for each channel or of channels for each element of a patch. */
 static void convolve(const Layer *layer, int y, bool back, const float *weight, const float *bias, Image in, Image out,
@@ -50,17 +61,9 @@ static void convolve(const Layer *layer, int y, bool back, const float *weight, 
             ins[c] = in.at + y * layer->stride_height * in.row + x * layer->stride_width * vectors + vector;
             outs[c] = out.at + y * out.row + n + c;
         }
-        lanes *const *from = back ? outs : ins, *const *to = back ? ins : outs;
-        for (int row = 0, count; row < rows; row += count) {
-            count = next_of(rows - row, ROWS);
-#define TILE(r, c) product_tile(r, c, &product, row, (const lanes *const *)from, to)
-            WITH_CONSTANTS(count, columns, TILE)
-#undef TILE
-        }
+        products(&product, rows, columns, back ? outs : ins, back ? ins : outs);
     }
 }
-
-enum { STRETCH = 64 }; /* about as many vectors of each channel are in the cache while weight gradients are summed */
 
 /* Rows of pixels, as stretches whose vectors lie end to end in input and output. */
 typedef struct {
@@ -68,12 +71,12 @@ typedef struct {
     ptrdiff_t in_row, in_step, out_row;
 } Stretch;
 
-/* sums[r][c] += Σ over some rows of pixels of out[plane[r]] · in[patch[c]], for `run` vectors at a stretch. */
+/* gradient[r][c] += Σ over some rows of pixels of out[plane[r]] · in[patch[c]], for `run` vectors at a stretch. */
 INLINE void gradient_tile(int rows, int columns, const lanes *in, const lanes *out, const Stretch *s,
-                          const int32_t *patch, const int32_t *plane, lanes *sums, ptrdiff_t step) {
+                          const int32_t *patch, const int32_t *plane, float *gradient, ptrdiff_t step) {
     lanes sum[ROWS][COLUMNS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < columns; c++) sum[r][c] = sums[r * step + c];
+        UNROLL for (int c = 0; c < columns; c++) sum[r][c] = splat(0);
     for (int y = 0; y < s->height; y++)
         for (int x = 0; x < s->count; x++) {
             const lanes *ins[COLUMNS], *outs[ROWS];
@@ -90,26 +93,32 @@ INLINE void gradient_tile(int rows, int columns, const lanes *in, const lanes *o
             }
         }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < columns; c++) sums[r * step + c] = sum[r][c];
+        UNROLL for (int c = 0; c < columns; c++) gradient[r * step + c] += sum_of_lanes(sum[r][c]);
+}
+
+/* The same for all rows and columns of a gradient. */
+static void gradients(int rows, int columns, const lanes *in, const lanes *out, const Stretch *stretch,
+                      const Space *space, float *gradient) {
+    for (int row = 0, high; row < rows; row += high) {
+        high = next_of(rows - row, ROWS);
+        for (int column = 0, wide; column < columns; column += wide) {
+            wide = next_of(columns - column, COLUMNS);
+            float *part = gradient + (ptrdiff_t)row * columns + column;
+#define TILE(r, c) gradient_tile(r, c, in, out, stretch, space->patch + column, space->plane + row, part, columns)
+            WITH_CONSTANTS(high, wide, TILE)
+#undef TILE
+        }
+    }
 }
 
 /* Add what `height` rows of output pixels from row `y` on give to the gradient of all weights. */
 static void convolution_gradient(const Layer *layer, int y, int height, Image in, Image out, const Space *space) {
-    int patch = patch_size(layer), channels = layer->out_channels, vectors = space->vectors;
+    int vectors = space->vectors;
     bool dense = layer->stride_width == 1; /* a row of pixels is one stretch */
     Stretch stretch = {height, dense ? 1 : layer->out_width, dense ? layer->out_width * vectors : vectors,
                        layer->stride_height * in.row, (ptrdiff_t)layer->stride_width * vectors, out.row};
-    const lanes *ins = in.at + y * layer->stride_height * in.row, *outs = out.at + y * out.row;
-    for (int row = 0, rows; row < channels; row += rows) {
-        rows = next_of(channels - row, ROWS);
-        for (int column = 0, columns; column < patch; column += columns) {
-            columns = next_of(patch - column, COLUMNS);
-            lanes *sums = space->sums + (ptrdiff_t)row * patch + column;
-#define TILE(r, c) gradient_tile(r, c, ins, outs, &stretch, space->patch + column, space->plane + row, sums, patch)
-            WITH_CONSTANTS(rows, columns, TILE)
-#undef TILE
-        }
-    }
+    gradients(layer->out_channels, patch_size(layer), in.at + y * layer->stride_height * in.row, out.at + y * out.row,
+              &stretch, space, space->gradient + layer->weight);
 }
 
 /* Some outputs' weight gradients for some vectors of features: here lanes are features, and examples are summed. */

@@ -17,6 +17,9 @@ enum { LANES = 4, ROWS = 6, COLUMNS = 4 };
 enum { LANES = 4, ROWS = 6, COLUMNS = 2 };
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+/* About as many vectors of a channel as are used while they are cached: for weight gradients, and of Winograd's tiles,
+ * which have SIDE × SIDE places and pay from FEWEST channels on. */
+enum { STRETCH = 256, TILES = 32, SIDE = 4, PLACES = SIDE * SIDE, FEWEST = 8 };
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -89,7 +92,9 @@ typedef struct {
     lanes *slopes;           /* the slots of gradients with respect to values, and how long each is */
     size_t slope;
     bool *begun;             /* whether a later layer has left its share in a value's gradient: others add to it */
-    lanes *sums;             /* a convolution's weight gradient, or a norm's sums, not yet summed over lanes */
+    lanes *sums;             /* of a norm, not yet summed over lanes */
+    lanes *tiles, *out_tiles; /* Winograd's, of a convolution's input and of its output */
+    float *filters, *filter_slopes; /* the weights that they are multiplied by, and their gradients */
     float *transposed;       /* a linear layer's input as [example, feature] */
     float *local, *gradient, *velocity, *squares; /* the last two are Adam's moments, too */
     int32_t *patch, *plane; /* distance of a patch's elements, and of channels, in vectors */
@@ -103,16 +108,26 @@ static int next_of(int left, int most) { return left >= most ? most : left >= 4 
 
 INLINE lanes splat(float value) { return value - (lanes){0}; }
 
-static float sum_of_lanes(lanes value) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += value[lane];
-    return sum;
+INLINE float sum_of_lanes(lanes value) {
+    typedef float quarter __attribute__((vector_size(16)));
+    quarter parts[LANES / 4], sum;
+    memcpy(parts, &value, sizeof parts);
+    sum = parts[0];
+    UNROLL for (int i = 1; i < LANES / 4; i++) sum += parts[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 static int patch_size(const Layer *layer) { return layer->channels * layer->kernel_height * layer->kernel_width; }
 static bool is_linear(const Layer *layer) {
     return layer->kind == CONVOLUTION && layer->height * layer->width * layer->kernel_height * layer->kernel_width == 1
            && layer->pad_height + layer->pad_width == 0;
+}
+
+/* Whether a layer is convolved by tiles. */
+static bool in_tiles(const Layer *layer) {
+    return layer->kind == CONVOLUTION && layer->kernel_height == 3 && layer->kernel_width == 3
+           && layer->stride_height == 1 && layer->stride_width == 1 && layer->out_height % 2 == 0
+           && layer->out_width % 2 == 0 && layer->channels >= FEWEST && layer->out_channels >= FEWEST;
 }
 
 /* A value as images of some height and width. They lie inside the widest margin that a layer wants around them. */
@@ -151,7 +166,7 @@ static lanes *slope_at(const Net *net, int64_t value, const Space *space) {
 /* Lay out scratch memory for a batch and return its size in bytes; with `base` 0 that is all it does.
  * What outlives a batch comes first, where it does not move when the next batch has another size. */
 static size_t carve(const Net *net, int64_t batch, uintptr_t base, Space *space) {
-    size_t used = 0, slope = 0, sums = 0, transposed = 0, table = (size_t)batch;
+    size_t used = 0, slope = 0, sums = 0, transposed = 0, table = (size_t)batch, filters = 0, wide = 0, out_wide = 0;
     size_t flat = (size_t)net->num_parameters * sizeof(float);
     space->vectors = (int)((batch + LANES - 1) / LANES);
 #define TAKE(pointer, bytes) (space->pointer = (void *)(base + used), used += ((size_t)(bytes) + 63) / 64 * 64)
@@ -177,12 +192,19 @@ static size_t carve(const Net *net, int64_t batch, uintptr_t base, Space *space)
         size_t patch = (size_t)patch_size(layer);
         table = larger(table, larger(patch, (size_t)channels));
         if (is_linear(layer)) transposed = larger(transposed, (patch + LANES) * (size_t)batch);
-        else sums = larger(sums, patch * (size_t)channels);
+        if (!in_tiles(layer)) continue;
+        filters = larger(filters, (size_t)layer->channels * (size_t)channels);
+        wide = larger(wide, (size_t)layer->channels * (TILES + 1) + 1);
+        out_wide = larger(out_wide, (size_t)channels * (TILES + 1) + 1);
     }
     space->image_bytes = base + used - (uintptr_t)space->images;
     space->slope = (slope * sizeof(lanes) + 63) / 64 * 64 / sizeof(lanes);
     TAKE(slopes, space->slope * (size_t)net->num_slots * sizeof(lanes));
     TAKE(sums, sums * sizeof(lanes));
+    TAKE(tiles, PLACES * wide * sizeof(lanes));
+    TAKE(out_tiles, PLACES * out_wide * sizeof(lanes));
+    TAKE(filters, PLACES * filters * sizeof(float));
+    TAKE(filter_slopes, PLACES * filters * sizeof(float));
     TAKE(transposed, transposed * sizeof(float));
     TAKE(patch, table * sizeof(int32_t));
     TAKE(plane, table * sizeof(int32_t));

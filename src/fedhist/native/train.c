@@ -7,11 +7,11 @@
  *
  * Nothing is global and nothing allocated: threads that bring their own scratch memory do not meet.
  */
-#include "convolution.h"
 #include "descent.h"
 #include "dropout.h"
 #include "losses.h"
 #include "norm.h"
+#include "winograd.h"
 
 /* Where a convolution's patch elements and channels lie, as distances in vectors. */
 static void measure(const Layer *layer, Image in, Image out, const Space *space) {
@@ -41,6 +41,13 @@ static void gather(const Net *net, const float *x, const int64_t *index, int exa
         }
 }
 
+/* Convolve `in` into row `y` of `out`, or with the first row into all of them. */
+static void convolve_row(const Layer *layer, int y, const float *weight, const float *bias, Image in, Image out,
+                         const Space *space) {
+    if (!in_tiles(layer)) convolve(layer, y, false, weight, bias, in, out, space);
+    else if (y == 0) convolve_tiles(layer, weight, bias, in, out, space);
+}
+
 /* Compute all values. Most layers go row by row, so that a row is used while it is in the cache. */
 static void forward(const Net *net, const float *parameters, uint64_t key, const Space *space) {
     for (int64_t l = 0; l < net->num_layers; l++) {
@@ -55,7 +62,7 @@ static void forward(const Net *net, const float *parameters, uint64_t key, const
             normalize(layer, weight, bias, in, out, statistics(net, layer, vectors, space->values[l + 1]), vectors);
         if (layer->kind == CONVOLUTION) measure(layer, in, out, space);
         for (int y = 0; layer->kind != GROUP_NORM && y < layer->out_height; y++) {
-            if (layer->kind == CONVOLUTION) convolve(layer, y, false, weight, bias, in, out, space);
+            if (layer->kind == CONVOLUTION) convolve_row(layer, y, weight, bias, in, out, space);
             else if (layer->kind == SUM) add_row(layer, y, in, other, out, vectors);
             else if (drops(layer)) drop(layer, y, key, false, in, out, vectors);
             else if (layer->kind == GELU || layer->kind == GELU_TANH) gelu(layer, y, false, false, in, in, out, vectors);
@@ -65,8 +72,8 @@ static void forward(const Net *net, const float *parameters, uint64_t key, const
     }
 }
 
-/* Add gradients of a convolution's biases and weights. Weights take several rows at once: each time all their sums are
- * loaded and stored. */
+/* Add gradients of a convolution's biases and weights. Weights take several rows at once: each time all their lanes are
+ * summed. */
 static void parameter_gradients(const Layer *layer, int y, Image in, Image out_slope, const Space *space) {
     int run = layer->out_width * space->vectors, block = run < STRETCH ? STRETCH / run : 1, first = y / block * block;
     for (int channel = 0; layer->bias >= 0 && channel < layer->out_channels; channel++) {
@@ -74,7 +81,7 @@ static void parameter_gradients(const Layer *layer, int y, Image in, Image out_s
         for (int n = 0; n < run; n++) sum += out_slope.at[channel * out_slope.plane + y * out_slope.row + n];
         space->gradient[layer->bias + channel] += sum_of_lanes(sum);
     }
-    if (!is_linear(layer) && (y == first + block - 1 || y == layer->out_height - 1))
+    if (!is_linear(layer) && !in_tiles(layer) && (y == first + block - 1 || y == layer->out_height - 1))
         convolution_gradient(layer, first, y - first + 1, in, out_slope, space);
 }
 
@@ -104,12 +111,14 @@ static void backward_layer(const Net *net, const Layer *layer, int64_t value, bo
             for (int channel = 0; channel < layer->channels; channel++)
                 memset(in_slope.at + channel * in_slope.plane + clean * in_slope.row, 0,
                        sizeof(lanes) * (size_t)((layer->width + 2 * layer->pad_width) * vectors));
+        if (in_tiles(layer)) continue;
         if (layer->kind == CONVOLUTION) convolve(layer, y, true, weight, NULL, in_slope, out_slope, space);
         else if (layer->kind == SUM) add_row_back(layer, y, add, out_slope, in_slope, vectors);
         else if (drops(layer)) drop(layer, y, key, add, out_slope, in_slope, vectors);
         else if (!windows) gelu(layer, y, true, add, in, out_slope, in_slope, vectors);
         else pool(layer, y, true, in, out, in_slope, out_slope, vectors);
     }
+    if (in_tiles(layer)) convolve_tiles_back(layer, weight, in, in_slope, out_slope, space);
     space->begun[value] = true;
 }
 
@@ -118,9 +127,9 @@ static void backward(const Net *net, const float *parameters, uint64_t key, int 
     memset(space->begun, false, (size_t)net->num_layers + 1);
     for (int64_t l = net->num_layers - 1; l >= 0; l--) {
         const Layer *layer = net->layers + l;
-        ptrdiff_t weights = (ptrdiff_t)patch_size(layer) * layer->out_channels;
-        bool convolution = layer->kind == CONVOLUTION && !is_linear(layer);
-        if (convolution) memset(space->sums, 0, sizeof(lanes) * (size_t)weights);
+        size_t weights = (size_t)patch_size(layer) * (size_t)layer->out_channels;
+        if (layer->kind == CONVOLUTION && !is_linear(layer))
+            memset(space->gradient + layer->weight, 0, sizeof(float) * weights);
         if (layer->kind == CONVOLUTION && layer->bias >= 0)
             memset(space->gradient + layer->bias, 0, sizeof(float) * (size_t)layer->out_channels);
         backward_layer(net, layer, layer->input, true, parameters, key, space);
@@ -130,8 +139,6 @@ static void backward(const Net *net, const float *parameters, uint64_t key, int 
             Image out_slope = output_image(net, layer, space->vectors, slope_at(net, l + 1, space));
             linear_gradient(layer, in, out_slope, examples, space, space->gradient + layer->weight);
         }
-        for (ptrdiff_t i = 0; convolution && i < weights; i++)
-            space->gradient[layer->weight + i] = sum_of_lanes(space->sums[i]);
     }
 }
 
