@@ -1,6 +1,7 @@
 """Many clients at once with ``torch.func``: the fast path on a GPU."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -34,7 +35,7 @@ from fedhist.clients.objectives import (
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.precision import forward_in, products_in
-from fedhist.clients.randomness import AttentionWrittenOut, Keyed
+from fedhist.clients.randomness import Autocast, Keyed
 from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, mapped, rows, tensors_of
@@ -48,25 +49,22 @@ Plan = Sequence[NDArray[np.int64]]
 """The example indices of each of a client's minibatches."""
 TEST_PIECE = 1000
 """Test examples on which all models are evaluated at a time, at most."""
+TAKES_TURNS = "There is a performance drop"
+"""How PyTorch begins to say that it computes something for one model after the other."""
 
 
 @contextmanager
-def many_models(net: ModuleNet, device: torch.device) -> Iterator[None]:
+def many_models(device: torch.device) -> Iterator[None]:
     """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
 
     Attention is two products and a softmax, since the fused ones have no batching rule; so are recurrent layers.
     """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # of a transformer's layer in evaluation
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(ManyImages(_kernels(device)))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(isinstance(each, nn.RNNBase) for each in net.module.modules()):
-                stack.enter_context(WrittenOut())
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))  # where Triton launches its kernels
+        for mode in (ManyImages(_kernels(device)), WrittenOut(), Autocast(), sdpa_kernel(SDPBackend.MATH)):
+            stack.enter_context(mode)
+        yield
 
 
 @cache
@@ -125,8 +123,7 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
         anchor = Anchor(layout, own["version"], own["previous"], own["has_previous"], own.get("mail"))
         batch = Batch(x, y, side.loss, weight)
         drawing = Keyed(own["key"], step) if "key" in own else nullcontext()
-        written = AttentionWrittenOut() if side.local.precision == "bfloat16" else nullcontext()
-        with drawing, written, forward_in(side.local.precision, flat.device):
+        with drawing, forward_in(side.local.precision, flat.device):
             value = loss_of(objective, net, params, anchor, batch)
         return value, torch.cat([rest[:0], *(each.reshape(-1) for each in moved.values())])
 
@@ -246,7 +243,7 @@ class BatchedTrainer(Trainer):
             keys,
             weight.to(self.device, version.dtype),
         )
-        with many_models(side.net, self.device):
+        with many_models(self.device):
             if isinstance(task.x, Items):
                 fetched = [
                     _fetched(job, plan, index.shape[1:], self.device) for job, plan in zip(jobs, plans, strict=True)
@@ -259,7 +256,7 @@ class BatchedTrainer(Trainer):
         scores = []
         for task, seed, model, test in models:
             net = self._nets.of(task, seed)
-            with many_models(net, self.device):
+            with many_models(self.device):
                 scores += evaluate(task, net, model[None], test)
         return scores
 
@@ -299,25 +296,30 @@ def _stacked(batches: Sequence[Batch]) -> tuple[Columns, Tensor]:
 def why_not_batched(task: Task, objective: Objective, device: torch.device, precision: str = "float32") -> str | None:
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # before torch fails to batch something
+        with warnings.catch_warnings(record=True) as found:
+            warnings.filterwarnings("always", TAKES_TURNS)
             padding = 0 if task.layout.statistics else 1
             plain, with_padding = (_try_batch(task, objective, device, precision, 2, 2, n) for n in (0, padding))
             net = Nets(device).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)
-            with many_models(net, device):
+            with many_models(device):
                 evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
     except InvalidInput:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return reason(error)
-    scale = float(plain.abs().nan_to_num().max())
-    relative, absolute = (1e-3, 1e-6) if precision == "float32" else (0.1, 1e-2)  # rounding may differ in every sum
-    if torch.allclose(plain, with_padding, rtol=relative, atol=absolute * scale, equal_nan=True):
+    tolerance = 1e-3 if precision == "float32" else 0.1  # rounding may differ in every sum
+    gap, scale = (float(each.nan_to_num().norm()) for each in (plain - with_padding, plain))
+    if gap <= tolerance * scale and torch.equal(plain.isnan(), with_padding.isnan()):
+        slow = dict.fromkeys(name for each in found for name in re.findall(r"aten::\w+", str(each.message)))
+        if slow:
+            what = f"PyTorch computes {', '.join(slow)} for one client after the other, which is slow"
+            warnings.warn(f"{what}: it has no rule for many models.", stacklevel=6)
         return None
     name = type(objective).__name__
     if type(objective) in (TaskLoss, CrossEntropy, Proximal, Contrastive):
-        return "the model's outputs for an example depend on the others of its batch"
+        depends = "the model's outputs for an example depend on the others of its batch"
+        return f"{depends}, or its dropout has them along another axis than the first" if task.is_random else depends
     return f"{name} counts the padding of clients with less data; use batch.mean() or batch.loss()"
 
 
@@ -353,6 +355,6 @@ def _try_batch(
     side = Side(
         net, Local(lr=1.0, precision=precision), objective, task.loss, 1.0, version, previous, known, keys, weight
     )
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), many_models(net, device):
+    with many_models(device):
         table = mapped(x, lambda each: each.to(device)), y.to(device)
         return descend(side, from_table(table, index))

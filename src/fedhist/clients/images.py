@@ -83,7 +83,6 @@ def convolution(
     many: Callable[..., Tensor], many_inputs: Callable[..., Tensor], many_weights: Callable[..., Tensor]
 ) -> type[torch.autograd.Function]:
     """Return a function of x, w, b and a :class:`Shape`, from what computes it for all models, and its gradients."""
-    of_input, of_weight = over_models(many_inputs), over_models(many_weights)
 
     class Convolution(over_models(many)):  # type: ignore[misc]
         @staticmethod
@@ -93,17 +92,47 @@ def convolution(
             ctx.has_bias = b is not None
 
         @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             x, w = ctx.saved_tensors
             for_x, for_w, for_b, _ = ctx.needs_input_grad
             return (
-                of_input.apply(dy, w, ctx.shape) if for_x else None,  # type: ignore[no-untyped-call]
-                of_weight.apply(dy, x, ctx.shape) if for_w else None,  # type: ignore[no-untyped-call]
+                OfInput.apply(dy, w, ctx.shape) if for_x else None,
+                OfWeight.apply(dy, x, ctx.shape) if for_w else None,
                 dy.sum(dim=(0, 2, 3)) if for_b and ctx.has_bias else None,
                 None,
             )
 
+    # The three are products of two of x, w and dy, so that each one's gradients are the other two.
+    class OfInput(over_models(many_inputs)):  # type: ignore[misc]
+        setup_context = staticmethod(_keep)
+
+        @staticmethod
+        def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+            (dy, w), (for_dy, for_w, _) = ctx.saved_tensors, ctx.needs_input_grad
+            return (
+                Convolution.apply(dx, w, None, ctx.shape) if for_dy else None,
+                OfWeight.apply(dy, dx, ctx.shape) if for_w else None,
+                None,
+            )
+
+    class OfWeight(over_models(many_weights)):  # type: ignore[misc]
+        setup_context = staticmethod(_keep)
+
+        @staticmethod
+        def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
+            (dy, x), (for_dy, for_x, _) = ctx.saved_tensors, ctx.needs_input_grad
+            return (
+                Convolution.apply(x, dw, None, ctx.shape) if for_dy else None,
+                OfInput.apply(dy, dw, ctx.shape) if for_x else None,
+                None,
+            )
+
     return Convolution
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
+    *factors, ctx.shape = inputs
+    ctx.save_for_backward(*factors)
 
 
 def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
@@ -185,7 +214,7 @@ class ManyImages(TorchFunctionMode):
         groups: int = 1,
     ) -> Tensor | None:
         """Do as ``torch.conv2d`` does; return None for what it is left to."""
-        if isinstance(padding, str) or input.ndim != 4:
+        if isinstance(padding, str) or input.ndim != 4 or input.is_complex():
             return None
         kind = input.device.type
         if torch.is_autocast_enabled(kind) and input.dtype.is_floating_point and input.dtype != torch.float64:

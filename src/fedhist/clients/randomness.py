@@ -64,8 +64,9 @@ def _dropout(axes: int | None) -> Callable[..., Tensor | None]:
         if input.ndim < first or (axes is not None and input.ndim == 2):
             return None
         shape = tuple(input.shape[:first]) + (1,) * (input.ndim - first)
-        mask = kept(mode.next(), shape, p, input.device).to(input.dtype) * (1 / (1 - p) if p < 1 else 0.0)
-        return input.mul_(mask) if inplace else input * mask
+        mask = kept(mode.next(), shape, p, input.device).to(input.dtype)
+        scale = 1 / (1 - p) if p < 1 else 0.0  # not rounded with the mask to what the input's type has
+        return input.mul_(mask).mul_(scale) if inplace else input * mask * scale
 
     return drop
 
@@ -99,16 +100,24 @@ def _attention(
     return shares @ value
 
 
-class AttentionWrittenOut(TorchFunctionMode):
-    """Computes attention as two products and a softmax, since autocast's own has no gradient under torch.func."""
+class Autocast(TorchFunctionMode):
+    """Computes what has no gradient under torch.func where autocast is on: attention, norms of mixed types."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func not in _AUTOCAST or not torch.is_autocast_enabled(args[0].device.type):
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head(*args, **kwargs)
-        result = _attention(None, *args, **kwargs) if func == F.scaled_dot_product_attention else None
-        return func(*args, **kwargs) if result is None else result
+        if func == F.scaled_dot_product_attention:
+            result = _attention(None, *args, **kwargs)
+            return func(*args, **kwargs) if result is None else result
+        return func(args[0].float(), *args[1:], **kwargs)  # as autocast does on a GPU
+
+
+_NORMS = (F.layer_norm, F.batch_norm, F.instance_norm)
+_AUTOCAST = {F.multi_head_attention_forward, F.scaled_dot_product_attention, *_NORMS}
 
 
 def _seen_through(function: Any) -> Any:

@@ -40,6 +40,12 @@ def _relu(inputs: Tensor, hidden: Tensor, _: State) -> State:
 
 
 _CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: _tanh, torch.rnn_relu: _relu}
+_POSITIONS: dict[Any, Cell] = {
+    torch.lstm_cell: _lstm,
+    torch.gru_cell: _gru,
+    torch.rnn_tanh_cell: _tanh,
+    torch.rnn_relu_cell: _relu,
+}
 RECURRENT = tuple(_CELLS)
 """The functions that ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` call."""
 
@@ -96,9 +102,20 @@ def _passed(
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
 
+def _position(
+    cell: Cell, x: Tensor, state: Any, w_input: Tensor, w_hidden: Tensor, b_input: Any = None, b_hidden: Any = None
+) -> Any:
+    """Do as a function of one position does, such as that of ``nn.LSTMCell``."""
+    before = (state,) if isinstance(state, Tensor) else tuple(state)
+    after = cell(F.linear(x, w_input, b_input), F.linear(before[0], w_hidden, b_hidden), before)
+    return after if len(after) > 1 else after[0]
+
+
 class WrittenOut(TorchFunctionMode):
     """Computes recurrent layers position by position, and everything else as usual."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = written_out(func, args) if func in RECURRENT else None
+        if func in _POSITIONS and not kwargs:
+            result = _position(_POSITIONS[func], *args)
         return func(*args, **(kwargs or {})) if result is None else result

@@ -210,16 +210,17 @@ def carry_out(
 ) -> list[History]:
     """Run trials on this machine: all of a call, or on a worker those with some `numbers`."""
     devices = devices_of(device)
-    plans = plan(trials, trainer, devices[0])
-    # Before threads begin to work, since it traces models.
-    computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
-    saved = Checkpoints(
-        checkpoint, plans, checkpoint_every, computed_by, inexact=inexact, numbers=numbers, on_saved=on_saved
-    )
-    with contextlib.closing(saved):
-        if not saved.resumed:
-            check_room(recordings_of(trials), resumable=checkpoint is not None)
-        return _Engine(plans, devices, on_round, saved, fraction, gpu_share).run()
+    with exactly(devices):
+        plans = plan(trials, trainer, devices[0])
+        # Before threads begin to work, since it traces models.
+        computed_by = numerics(plans, devices[0]) if checkpoint is not None else []
+        saved = Checkpoints(
+            checkpoint, plans, checkpoint_every, computed_by, inexact=inexact, numbers=numbers, on_saved=on_saved
+        )
+        with contextlib.closing(saved):
+            if not saved.resumed:
+                check_room(recordings_of(trials), resumable=checkpoint is not None)
+            return _Engine(plans, devices, on_round, saved, fraction, gpu_share).run()
 
 
 def stop_of(rounds: int, fraction: float) -> int:
@@ -301,7 +302,7 @@ class _Engine:
             runs = {i: Run(self.plans[i].trial, self.plans[i].arriving, self.devices[d]) for i, d in members.items()}
             for i, run in runs.items():
                 run.server.history.id = self.ids[i]
-            with exactly(self.devices), contextlib.closing(source_of(first, list(runs.values()))) as source:
+            with contextlib.closing(source_of(first, list(runs.values()))) as source:
                 wave = Wave(first, members, runs, source, self.saved, leaving, silent, end)
                 try:
                     wave.advance(before, self.on_round)

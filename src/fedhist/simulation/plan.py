@@ -15,7 +15,7 @@ from typing import Self
 import torch
 
 from fedhist import native
-from fedhist.clients.batched import BatchedTrainer, bytes_per_client, why_not_batched
+from fedhist.clients.batched import TAKES_TURNS, BatchedTrainer, bytes_per_client, why_not_batched
 from fedhist.clients.job import identity
 from fedhist.clients.local import KNOWN
 from fedhist.clients.native import why_not_native
@@ -189,17 +189,38 @@ def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
 
 @contextlib.contextmanager
 def exactly(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Keep a GPU's libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result."""
-    if devices[0].type == "cpu":
+    """Keep libraries from choosing kernels by timing them and from rounding to TF32: one seed, one result.
+
+    In evaluation a transformer's layers are those of training: PyTorch's fast path has NaN where all is masked.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), _exactly_on(devices[0]):
+            warnings.filterwarnings("ignore", TAKES_TURNS)  # which is told once, in a sentence
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextlib.contextmanager
+def _exactly_on(device: torch.device) -> Iterator[None]:
+    if device.type == "cpu":
         yield
         return
     matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
+    try:
+        before = matmul.allow_tf32
+    except RuntimeError:  # PyTorch knows two ways to say it, and refuses to mix them
+        raise InvalidInput(
+            "PyTorch's precision was set through fp32_precision, which fedhist does not know; leave it unset and use "
+            "precision='tf32'."
+        ) from None
     matmul.allow_tf32 = False
     try:
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-            torch.cuda.device(devices[0]),
+            torch.cuda.device(device),
         ):
             yield
     finally:

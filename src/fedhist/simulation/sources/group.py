@@ -166,7 +166,7 @@ class Group:
             keys if task.is_random else None,
             weight,
         )
-        with many_models(self.net, self.device):
+        with many_models(self.device):
             rows = descend(side, from_table(task.on(self.device), index))
         if self.objective.uses_previous:
             self._previous.index_copy_(0, owners, rows[:, self.parcel.kept])
@@ -221,7 +221,7 @@ class Group:
             models = torch.stack([run.server.shown for run in self.runs])
         for test in {each.identity: each for each in chosen.values()}.values():
             own = [i for i, each in chosen.items() if each.identity == test.identity]
-            with many_models(self.net, self.device):
+            with many_models(self.device):
                 found = evaluate(self.runs[own[0]].task, self.net, models[own], test, piece)
             for i, score in zip(own, found, strict=True):
                 scores[i] = score
