@@ -264,7 +264,7 @@ class _Engine:
                 if i not in self.done:
                     raise FedHistError(f"{self.saved.folder} has no checkpoint of {each.trial}, which left the others.")
         histories = [self.done[i][0] for i in range(len(self.plans))]
-        errors = [error for _, error in self.done.values() if error is not None]
+        errors = [error for i in range(len(self.plans)) if (error := self.done[i][1]) is not None]
         if len(errors) == len(self.plans):
             errors[0].histories = histories
             raise errors[0]

@@ -86,7 +86,7 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
         if what not in kinds:
             kinds[what] = _trainer(trainer, trial, device)
         scheduled = kinds[what] == "batched" and _fixed(trial)
-        foreseen = _foreseen(trial) if scheduled else None
+        foreseen = _foreseen(trial)
         when = *_when(trial), foreseen and (identity(trial.faults), *foreseen.form)
         if when not in arriving:
             arriving[when] = _arriving(trial, foreseen)

@@ -25,7 +25,8 @@ class Models(dict[int, Tensor]):
     def restore(self, numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:
         """Put back what :meth:`state` returned: models like one there is, some of the numbers that are known."""
         check_models(numbers, models, like, known)
-        self.update(zip(numbers.tolist(), models.to(like.device), strict=True))
+        # Each in memory of its own, as before: the sums of some kernels depend on where a vector begins.
+        self.update((n, model.clone()) for n, model in zip(numbers.tolist(), models.to(like.device), strict=True))
 
 
 def check_models(numbers: Tensor, models: Tensor, like: Tensor, known: Collection[int]) -> None:

@@ -1,5 +1,6 @@
 """The clock for every world and every way to close a round: one event after the other."""
 
+import contextlib
 import copy
 import heapq
 import math
@@ -222,11 +223,15 @@ class EventClock:
         return sum(self.fleet.away(each.client, each.begun, self._now) for each in self._working)
 
     def expected(self, ahead: int = 0, accepted: int = 0) -> list[Start]:
-        """Return those who still arrive in a round in which so many are accepted; who follows is not known."""
+        """Return those who still arrive in a round in which so many are accepted; who follows is not known.
+
+        They are too few to close it where the rest have left for good, unless a rejection lets one of them start again.
+        """
         found: list[Start] = []
         fork = self._fork() if ahead == 0 else None
-        while fork is not None and (start := fork.next(accepted + len(found))) is not None:
-            found.append(start)
+        with contextlib.suppress(InvalidInput):
+            while fork is not None and (start := fork.next(accepted + len(found))) is not None:
+                found.append(start)
         return found
 
     def upcoming(self, count: int) -> list[Start]:

@@ -4,15 +4,15 @@ So the whole schedule of such a run can be computed beforehand, and what will be
 twin is a clock that hears of each rejection as it happens, in `fedhist.simulation.sources.line`.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedhist.errors import InvalidInput
 from fedhist.strategies.screening import Rejected, Screen, Upload
 from fedhist.world.clocks import AnyClock
-from fedhist.world.faults import Dropped, Faults, arrived
+from fedhist.world.faults import NOT_FINITE, Dropped, Faults, arrived
 from fedhist.world.schedule import Schedule, Start, tabled
 
 REJECTED_IN_A_ROW = 100
@@ -44,7 +44,7 @@ class Foreseen:
 
     def __init__(self, faults: Faults, seed: int, num_clients: int, form: tuple[int, torch.dtype]) -> None:
         self._faults, self._seed, self._num_clients, self.form = faults, seed, num_clients, form
-        self._like: Tensor = torch.zeros(form[0], dtype=form[1])
+        self._like = torch.empty(form[0], dtype=form[1], device="meta")  # values are not asked for
         self._screen = Screen("reject", 1.0)  # which knows no usual length
 
     def rejection(self, start: Start, round_: int) -> Rejection | None:
@@ -54,11 +54,13 @@ class Foreseen:
             return None
         honest = Upload(self._like, start.client, start.version)
         try:
-            self._screen.admit(arrived(kind, honest, self._num_clients, round_)[1])
+            if kind in NOT_FINITE:
+                self._screen.admit(math.nan)
+            arrived(kind, honest, self._num_clients, round_)
         except Rejected as reason:
             event = "dropped" if isinstance(reason, Dropped) else "rejected"
             return Rejection(round_, start.time, event, start.client, start.version, str(reason))
-        return None
+        raise NotImplementedError(f"whether a {kind} upload is accepted is not known beforehand.")
 
     def round(self, clock: AnyClock) -> tuple[list[Start], list[Rejection], dict[str, float]]:
         """Let a clock take a round; return who was accepted, who was not, and what all of it has cost."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedhist as fh
 from fedhist.simulation.plan import plan
 from fedhist.simulation.sources.line import Line
+from fedhist.strategies.screening import Rejected, Screen, Upload
+from fedhist.world.faults import arrived
+from fedhist.world.foreseen import Foreseen
+from fedhist.world.schedule import Start
 from tests.simulation.sources.test_queue import BROKEN, FAULTS, with_broken_client
 from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
 
@@ -81,7 +87,7 @@ def test_resumed_to_the_bit(make_task: Callable[..., fh.Task], tmp_path: Path, w
 
 
 def test_models_of_several_sizes_have_answers_of_their_own(make_task: Callable[..., fh.Task]) -> None:
-    tasks = [make_task(model=lambda width=width: torch.nn.Linear(5, width)) for width in (3, 4)]
+    tasks = [make_task(model=lambda width=width: nn.Linear(5, width)) for width in (3, 4)]
     options = OPTIONS | {"faults": fh.Faults(wrong_length=0.2), "rounds": 10}
     trials = [fh.Trial("fedavg", task, **options) for task in tasks]
     small, large = fh.simulate_many(trials, trainer="batched", device="cpu")
@@ -102,7 +108,86 @@ def test_what_training_decides_is_not_foreseen(make_task: Callable[..., fh.Task]
     assert not batched(fh.Private(fh.FedAvg(), clip=1.0, noise_multiplier=1.0))  # which judges by itself
 
 
+def finished_or_not(*args: Any, **options: Any) -> tuple[fh.History, str]:
+    try:
+        return fh.simulate(*args, **options, device="cpu"), ""
+    except fh.DivergedError as error:
+        return error.histories[0], str(error)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 9])
+def test_who_is_judged_where_most_uploads_become_bad(make_task: Callable[..., fh.Task], seed: int) -> None:
+    """A batch knows who is accepted; its twin first judges all who may come, which decides when a run is given up."""
+    faults = fh.Faults(nan=0.2, replayed=0.2, dropped=0.1, seed=1)
+    options = {"k": 6, "rounds": 10, "eval_every": 5, "local": LOCAL, "faults": faults, "seed": seed}
+    options["lr_schedule"] = lambda round_: 40.0 if round_ >= 5 else 1.0
+    fast, slow = (finished_or_not("fedbuff", make_task(), trainer=name, **options) for name in ("batched", "reference"))
+    assert fast[1] == slow[1] != ""
+    assert_same_but_for_rounding(fast[0], slow[0])
+
+
+@pytest.mark.parametrize(("clients", "leave", "seed", "end"), [(3, 15, 191, 8), (5, 5, 65, 8), (5, 5, 42, 5)])
+def test_clients_who_leave_while_uploads_are_rejected(
+    make_task: Callable[..., fh.Task], clients: int, leave: int, seed: int, end: int
+) -> None:
+    """Whether enough of them are left is known only once it is known who is rejected and starts again."""
+    faults = fh.Faults(nan=0.2, replayed=0.2, seed=1)
+    options = {"k": 2, "rounds": 8, "local": LOCAL, "faults": faults, "seed": seed, "availability": f"always:{leave=}"}
+    fast, slow = (
+        finished_or_not("fedavg", make_task(clients), trainer=name, **options) for name in ("batched", "reference")
+    )
+    assert len(slow[0].clients) == end and (end == 8 or "no client is at work" in slow[1])
+    assert fast[1] == slow[1]
+    assert_same_but_for_rounding(fast[0], slow[0])
+
+
+def test_attackers_who_collude_are_judged_by_what_they_send(make_task: Callable[..., fh.Task]) -> None:
+    """What one of them has honestly trained would be rejected, and nobody is sent that."""
+    task, attack = make_task(model=lambda: nn.Linear(5, 3)), "little-is-enough:share=0.3"
+    for client in fh.LittleIsEnough(share=0.3).attackers(task.num_clients, 0):
+        task.x[task.client(int(client))] *= 10
+    options = {"k": 6, "rounds": 20, "local": fh.LocalSGD(lr=0.001), "faults": fh.Faults(nan=0.1), "attack": attack}
+    fast, slow = (fh.simulate("fedavg", task, trainer=name, **options) for name in ("batched", "reference"))
+    assert {event.get("reason", "") for event in slow.events} == {"", "it holds NaN or infinity"}
+    assert_same_but_for_rounding(fast, slow)
+
+
+def test_attackers_who_overdo_it_among_bad_uploads_do_not_hold_a_round_up(make_task: Callable[..., fh.Task]) -> None:
+    options = {
+        "k": 2,
+        "rounds": 10,
+        "local": LOCAL,
+        "faults": fh.Faults(nan=0.1),
+        "attack": "little-is-enough:share=0.3",
+    }
+    options["lr_schedule"] = lambda round_: 1000.0 if round_ >= 5 else 1.0
+    with pytest.raises(fh.DivergedError, match="uploads of attackers were rejected in round 7"):
+        fh.simulate("fedavg", make_task(), trainer="reference", max_norm_ratio=3, **options)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "huge"])
+def test_an_answer_takes_no_memory_and_is_that_to_a_real_upload(kind: str) -> None:
+    faults, start = fh.Faults(**{kind: 1.0}), Start(1.5, 7, 3, 4)
+    delta = torch.ones(10)
+    with pytest.raises(Rejected) as real:
+        Screen("reject", 30).admit(arrived(kind, Upload(delta, 3, 4), 8, 5)[1])
+    small, large = (Foreseen(faults, 0, 8, (size, torch.float32)).rejection(start, 5) for size in (10, 10**15))
+    assert small is not None and large is not None
+    assert small == (5, 1.5, "rejected", 3, 4, str(real.value))
+    assert kind == "wrong_length" or large == small
+
+
 @pytest.mark.parametrize("trainer", ["reference", "batched"])
 def test_nothing_but_faults_ends_the_run(make_task: Callable[..., fh.Task], trainer: str) -> None:
     with pytest.raises(fh.DivergedError, match=r"100 uploads in a row were rejected in round 1, .*the faults that"):
         fh.simulate("fedavg", make_task(), **OPTIONS | {"faults": fh.Faults(nan=1.0)}, trainer=trainer)
+
+
+def test_of_runs_that_all_end_early_the_first_is_named(make_task: Callable[..., fh.Task]) -> None:
+    """Not the first to end: here that is the second, since the first leaves the batch."""
+    local = replace(LOCAL, schedule=lambda round_: 40.0 if round_ >= 5 else 1.0)
+    options = {"k": 6, "rounds": 10, "local": local}
+    bad = {0: fh.Faults(nan=0.2), 1: None}
+    trials = [fh.Trial("fedavg", make_task(), seed=seed, faults=faults, **options) for seed, faults in bad.items()]
+    with pytest.raises(fh.DivergedError, match="seed 0"):
+        fh.simulate_many(trials, trainer="batched", device="cpu")

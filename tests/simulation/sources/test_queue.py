@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import fedhist as fh
 from fedhist.simulation import wave
 from fedhist.simulation.server import Server
+from fedhist.simulation.versions import Models
 from tests.simulation.test_checkpoint import LOCAL, Stopped, assert_same, stop_after
 
 FAULTS = {
@@ -335,3 +336,20 @@ def test_a_recorded_schedule_can_be_clipped(make_task: Callable[..., fh.Task]) -
     history = run("fedavg", task, schedule=earlier, bad_updates="clip", attack=fh.SignFlip(0.3, scale=1e5))
     assert {event["event"] for event in history.events} == {"attack", "clipped"}
     assert np.array_equal(history.clients, earlier.clients) and history.rounds == earlier.rounds
+
+
+def test_an_upload_that_is_dropped_is_not_looked_at(make_task: Callable[..., fh.Task]) -> None:
+    """Its statistics are NaN, as the uploads are that arrive."""
+    task = with_broken_client(
+        make_task(model=lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)))
+    )
+    history = fh.simulate("fedavg", task, **BROKEN, faults=fh.Faults(dropped=0.5))
+    events = Counter(event["event"] for event in history.events if event["client"] == 5)
+    assert events["dropped"] > 3 and events["rejected"] > 3
+
+
+def test_models_that_are_put_back_begin_where_new_ones_do() -> None:
+    """In memory of their own, since the last bit of a product may depend on where a vector begins."""
+    models = Models()
+    models.restore(torch.arange(3), torch.ones(3, 75), torch.ones(75), range(3))
+    assert all(model.data_ptr() % 64 == torch.ones(75).data_ptr() % 64 for model in models.values())

@@ -76,7 +76,7 @@ class Batch:
 
     def restore(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         """Put back what :meth:`state` returned."""
-        self._begun = True
+        self._begun = any(run.server.round > 0 for run in self.runs)
         for members, card in self._cards:
             card.restore([states[i] for i in members])
 
@@ -243,7 +243,8 @@ class _Card:
                     server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
                 else:
                     there = int(schedule.counts[rows.stop])
-                    server.judge(norms[i][count][:there].tolist(), schedule.clients[rows.stop, :there].tolist())
+                    if run.arriving.foreseen is None:  # otherwise others are judged, who come where no fault is known
+                        server.judge(norms[i][count][:there].tolist(), schedule.clients[rows.stop, :there].tolist())
                     if server.diverged is None:
                         leaving[i] = server.round + 1
         self._looked = since.stop

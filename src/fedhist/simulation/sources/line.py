@@ -1,6 +1,7 @@
 """One run's clients at work, taken in order of arrival."""
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class Line:
         Those of the next round that build on a version there is need not wait for this round to close.
         """
         self._versions.publish(self._round, self.server.version)
-        work = self._begun(self._expected(), 0)
+        work = self._begun(self._feed.expected(), 0)
         if self._trainer.works_ahead and self._round < self._trial.rounds:
             work += self._begun(self._feed.expected(1), 1)
         return work
@@ -92,18 +93,6 @@ class Line:
                 upload = self._uploads[start.work] = Computed(self._row(ahead, place, len(starts)))
                 work.append((ahead, self._job(start), upload))
         return work
-
-    def _expected(self) -> list[Start]:
-        """Return who will be in the round under way; the run ends where nobody comes any more."""
-        try:
-            return self._feed.expected()
-        except InvalidInput as error:
-            self._deserted(error)
-            return []
-
-    def _deserted(self, error: InvalidInput) -> None:
-        """End a run whose clients have all gone; those beside it continue."""
-        self.server.diverge(self._round, str(error).rstrip("."), "let clients stay longer, or reject fewer uploads")
 
     def _row(self, ahead: int, place: int, count: int) -> Tensor:
         """Return where to put an upload: new memory every round, since a strategy may keep what it is given."""
@@ -124,8 +113,9 @@ class Line:
 
     def arrivals(self) -> Arrivals | None:
         """Return the round's arrivals, once K uploads are accepted; None if the run ends instead."""
-        starts = self._expected()
-        if self.server.diverged is not None:
+        starts = self._feed.expected()
+        if not starts:
+            self._next(0)  # which ends the run, since nobody comes any more
             return None
         uploads = [self._uploads[start.work].ready() for start in starts]
         deltas = self._rounds.pop(self._round) if self._round in self._rounds else torch.stack(uploads)
@@ -139,6 +129,8 @@ class Line:
             return None
         if verdict.fine and self._trial.faults is None:
             self._take(starts)
+            if self.server.diverged is not None:
+                return None
         elif not verdict.rejected and self._trial.schedule is not None:  # shortened, and nobody else has to come
             arrivals, norms = self._clipped(arrivals, starts)
         else:
@@ -219,18 +211,24 @@ class Line:
         """Let a clock know that a round's uploads are all accepted."""
         if not isinstance(self._feed, Timetable):
             for count in range(len(starts) + 1):
-                self._feed.next(count)
+                self._next(count)
 
     def _one_by_one(self) -> list[_Taken] | None:
         """Take in arrivals until the round closes; None if too many in a row are rejected."""
         taken: list[_Taken] = []
-        in_a_row = injected = 0
-        while (start := self._next(len(taken))) is not None or self._overdone(taken):
+        in_a_row = injected = overdone = 0
+        while (start := self._next(len(taken))) is not None or (rejected := self._overdone(taken)):
             if start is None:
+                overdone += rejected
+                if overdone >= REJECTED_IN_A_ROW:
+                    what = f"{overdone} uploads of attackers were rejected"
+                    self.server.diverge(self._round, f"{what} in round {self._round} while nobody else's came")
+                    return None
                 continue
             try:
                 taken.append(self._judged(start))
                 in_a_row = injected = 0
+                overdone *= start.client in self.server.attackers
             except Rejected as reason:
                 self._reject(start, reason)
                 in_a_row, injected = in_a_row + 1, injected + (self._fault(start) is not None)
@@ -244,12 +242,13 @@ class Line:
         return taken
 
     def _next(self, accepted: int) -> Start | None:
-        """Return the next arrival; it and those that may follow are computed together."""
+        """Return the next arrival, computed together with those that may follow; the run ends where nobody comes."""
         assert not isinstance(self._feed, Timetable)
         try:
             start = self._feed.next(accepted)
         except InvalidInput as error:
-            self._deserted(error)
+            hint = "let clients stay longer, or reject fewer uploads"
+            self.server.diverge(self._round, str(error).rstrip("."), hint)
             return None
         if start is not None and start.work not in self._uploads:
             compute(self._trainer, self._begun([start, *self._feed.expected(accepted=accepted + 1)], 0))
@@ -285,12 +284,14 @@ class Line:
         """Return an upload that is accepted; raise if it is not."""
         row = self._uploads[start.work].ready()
         sent = self._parcel.parts(row)[0]
-        if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
-            raise Rejected("it holds NaN or infinity")
         if self.run.adversary is not None and not self._colluding:
             sent = self._sent(row[None], [start]).deltas[0]
         delta, norm = self._arrived(start, sent)
-        scale = self._scale(start, norm)
+        if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
+            raise Rejected("it holds NaN or infinity")
+        waits = self._colluding and start.client in self.server.attackers and self._fault(start) is None
+        # What attackers send together is known, and judged, only when the round would close.
+        scale = 1.0 if waits and math.isfinite(norm) else self._scale(start, norm)
         delta = delta if scale == 1 else delta * scale
         return _Taken(start, torch.cat([delta, row[len(delta) :]]), norm * scale)
 
@@ -309,10 +310,10 @@ class Line:
         lengths = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
         return replace(sent, deltas=sent.deltas * factors[:, None], validate=False), lengths
 
-    def _overdone(self, taken: list[_Taken]) -> bool:
-        """Reject colluding uploads that are too long; return whether there were any."""
-        if not self._colluding:
-            return False
+    def _overdone(self, taken: list[_Taken]) -> int:
+        """Reject colluding uploads that are too long; return how many there were."""
+        if not self._colluding or self.server.diverged is not None:
+            return 0
         sent = self._sent(torch.stack([each.row for each in taken]), [each.start for each in taken]).deltas
         kept = []
         for each, delta in zip(taken, sent, strict=True):
@@ -321,7 +322,7 @@ class Line:
                 kept.append(each)
             except Rejected as reason:
                 self._reject(each.start, reason)
-        overdone = len(kept) < len(taken)
+        overdone = len(taken) - len(kept)
         taken[:] = kept
         return overdone
 
