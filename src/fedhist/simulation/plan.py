@@ -91,7 +91,9 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
         if when not in arriving:
             arriving[when] = _arriving(trial, foreseen)
         scheduled = scheduled and (trial.faults is None or arriving[when].foreseen is not None)
-        plans.append(Plan(trial, arriving[when], kinds[what], scheduled))
+        # Clients one by one follow a clock from the start, whose state a checkpoint has to have.
+        known = arriving[when] if scheduled else replace(arriving[when], foreseen=None, rejections=())
+        plans.append(Plan(trial, known, kinds[what], scheduled))
     return plans
 
 
