@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,20 @@ def test_history_describes_the_run(task: fh.Task) -> None:
         assert len(record.per_class) == 3
         assert record.accuracy == pytest.approx(np.mean([a for a in record.per_class if a is not None]))
     assert history.wall_seconds > 0
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "batched"])
+def test_a_history_says_who_has_trained(image_task: fh.Task, tmp_path: Path, trainer: str) -> None:
+    history = fh.simulate("fedavg", image_task, k=2, rounds=2, trainer=trainer)
+    assert history.trained_by == f"{trainer} on cpu"
+    assert fh.History.load(history.save(tmp_path)).trained_by == history.trained_by
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_the_kernel_cannot_train_is_said_to_be_trained_by_pytorch(task: fh.Task, image_task: fh.Task) -> None:
+    trials = [fh.Trial(method, each, k=2, rounds=2) for each in (image_task, task) for method in ("fedavg", "moon")]
+    found = [history.trained_by for history in fh.simulate_many(trials)]
+    assert found == ["native on cpu", "threaded on cpu", "native on cpu", "threaded on cpu"]
 
 
 def test_on_round_sees_every_round(task: fh.Task) -> None:

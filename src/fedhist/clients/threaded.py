@@ -156,16 +156,22 @@ class ThreadedTrainer(Trainer):
             self._inputs[key] = _Inputs(task.x, key[1])
         return partial(_TorchWorker, task.build(seed), task, self._inputs.get(key), key[1])
 
-    def prepare(self, task: Task, seed: int, local: Local, objective: Objective) -> None:
-        """Make what later jobs and evaluations share while no thread is working, since torch.fx patches all modules."""
-        for native in {self._native, self._native and supports(task, local, objective)}:
-            self._maker(task, seed, native)
+    def prepare(self, task: Task, seed: int, local: Local, objective: Objective) -> str:
+        """Make what later jobs and evaluations share while no thread is working, since torch.fx patches all modules.
+
+        Return the name of the trainer that trains such clients in effect.
+        """
+        makers = [self._maker(task, seed, self._native), self._trains(task, seed, local, objective)]
+        return "native" if isinstance(makers[1], partial) and makers[1].func is NativeWorker else "threaded"
+
+    def _trains(self, task: Task, seed: int, local: Local, objective: Objective) -> MakeWorker:
+        return self._maker(task, seed, self._native and supports(task, local, objective))
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Queue each job; its upload is in its row when its future is done."""
         kinds = [(id(job.task), job.seed, id(job.local), id(job.objective)) for job in jobs]
         makers = {  # all of them before the first job begins, as in `prepare`
-            kind: self._maker(job.task, job.seed, self._native and supports(job.task, job.local, job.objective))
+            kind: self._trains(job.task, job.seed, job.local, job.objective)
             for kind, job in dict(zip(kinds, jobs, strict=True)).items()
         }
         work = zip(kinds, jobs, rows, strict=True)

@@ -177,6 +177,8 @@ def _trainer(name: str, trial: Trial, device: torch.device) -> str:
 
 def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
     """Return the source of arrivals for runs that take their rounds together."""
+    for run in runs:
+        run.server.history.trained_by = f"{plan.trainer} on {run.device.type}"
     if plan.scheduled:
         return Batch(runs)
     if plan.trainer == "batched":
@@ -185,7 +187,8 @@ def source_of(plan: Plan, runs: Sequence[Run]) -> Simulated:
         return Queue(runs, ReferenceTrainer(runs[0].device))
     trainer = ThreadedTrainer(native=plan.trainer == "native")
     for run in runs:
-        trainer.prepare(run.task, run.trial.seed, run.trial.local, run.trial.method.objective)
+        by = trainer.prepare(run.task, run.trial.seed, run.trial.local, run.trial.method.objective)
+        run.server.history.trained_by = f"{by} on {run.device.type}"
     return Queue(runs, trainer)
 
 

@@ -78,6 +78,8 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
     wall_seconds: float = 0.0
     """Real time since the start; runs of one comparison share it."""
+    trained_by: str = ""
+    """Which trainer on which device, such as "native on cpu"; empty if clients on a network did it themselves."""
     model: dict[str, Any] | None = None
     """The final model's state dict, frozen parameters and buffers included."""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -313,6 +315,7 @@ class History:
             "mean_staleness": mean_staleness,
             "max_staleness": max_staleness,
             "wall_seconds": self.wall_seconds,
+            **({"trained_by": self.trained_by} if self.trained_by else {}),
             **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
             **({} if [*self.metrics] == [ACCURACY] else {"metrics": self.metrics}),
             "setting": self.setting,

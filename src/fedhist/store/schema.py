@@ -36,6 +36,7 @@ class Summary(BaseModel):
     rounds: Count
     k: Count
     wall_seconds: Annotated[float, Field(ge=0)]
+    trained_by: Text = ""
     setting: Annotated[dict[Text, Plain], AfterValidator(_calculable)] = {}
     metrics: Annotated[dict[Annotated[str, Field(max_length=250)], bool], Field(min_length=1)] = {"accuracy": True}
 
