@@ -6,6 +6,7 @@ So a run that cannot fit is refused, and runs that do not fit together follow on
 import contextlib
 import copy
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,8 @@ from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies import Strategy
 from fedhist.strategies.memory import buffer_bytes
-from fedhist.world.clocks import busy_clients, clock_of, schedule_of
+from fedhist.world.clocks import busy_clients, clock_of
+from fedhist.world.events import EventClock
 from fedhist.world.foreseen import Foreseen
 from fedhist.world.speeds import per_of
 
@@ -87,7 +89,8 @@ def plan(trials: Sequence[Trial], trainer: str, device: torch.device) -> list[Pl
             kinds[what] = _trainer(trainer, trial, device)
         scheduled = kinds[what] == "batched" and _fixed(trial)
         foreseen = _foreseen(trial)
-        when = *_when(trial), foreseen and (identity(trial.faults), *foreseen.form)
+        breaks = trial.faults is not None
+        when = *_when(trial), breaks, foreseen and (identity(trial.faults), *foreseen.form)
         if when not in arriving:
             arriving[when] = _arriving(trial, foreseen)
         scheduled = scheduled and (trial.faults is None or arriving[when].foreseen is not None)
@@ -131,7 +134,12 @@ def _arriving(trial: Trial, foreseen: Foreseen | None) -> Arriving:
         with contextlib.suppress(InvalidInput):  # nobody comes any more, which the run will find out
             schedule, rejections = foreseen.schedule(clock, trial.rounds)
             return Arriving(schedule, plan_versions(schedule), foreseen, rejections)
-    schedule = schedule_of(trial.fleet(), trial.rule, trial.rounds, trial.concurrency)
+    clock = clock_of(trial.fleet(), trial.rule, trial.concurrency)
+    if trial.faults is not None and isinstance(clock, EventClock):
+        # Whether enough clients are left depends on who is rejected: the run will find out, and memory is planned here.
+        schedule = clock.advance(trial.rounds, sys.float_info.max)
+    else:
+        schedule = clock.advance(trial.rounds)
     busy = busy_clients(trial.task.num_clients, trial.rule, trial.concurrency)
     return Arriving(schedule, plan_versions(schedule, busy))
 

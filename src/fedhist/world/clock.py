@@ -117,11 +117,14 @@ class Clock:
         return start
 
     def again(self, start: Start, *, arrived: bool = True) -> None:
-        """Send the current version to a client whose upload was rejected, or has not arrived at all."""
+        """Send the current version to a client whose upload was rejected, or has not arrived at all.
+
+        That is now: attackers who collude are judged only when the round would close.
+        """
         self._ledger.received -= not arrived
-        gammas = self.fleet.gammas(1, self._stream.at(self._count, 3))
-        self._ledger.start(1, start.time)
-        self._send(np.array([start.client]), start.time, self.round + 1, gammas)
+        gammas, now = self.fleet.gammas(1, self._stream.at(self._count, 3)), self._ended[-1]
+        self._ledger.start(1, now)
+        self._send(np.array([start.client]), now, self.round + 1, gammas)
 
     def close(self, arrived: Sequence[Start]) -> dict[str, float]:
         """Close a round: send the next version to as many clients as have arrived, those or others that are idle."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,17 @@ WORLDS: dict[str, dict[str, Any]] = {
     "attackers": {"attack": "sign-flip:share=0.3"},
     "colluding attackers": {"attack": "little-is-enough:share=0.3"},
 }
+
+
+class AlwaysDropped(fh.Faults):
+    """Loses whatever certain clients send."""
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        super().__init__()
+        object.__setattr__(self, "clients", tuple(clients))
+
+    def kind(self, seed: int, client: int, start: int) -> str | None:
+        return "dropped" if client in self.clients else None
 
 
 def assert_same_but_for_rounding(a: fh.History, b: fh.History) -> None:
@@ -163,6 +174,71 @@ def test_attackers_who_overdo_it_among_bad_uploads_do_not_hold_a_round_up(make_t
     options["lr_schedule"] = lambda round_: 1000.0 if round_ >= 5 else 1.0
     with pytest.raises(fh.DivergedError, match="uploads of attackers were rejected in round 7"):
         fh.simulate("fedavg", make_task(), trainer="reference", max_norm_ratio=3, **options)
+
+
+def test_who_has_not_arrived_does_not_end_the_run(make_task: Callable[..., fh.Task]) -> None:
+    """Most uploads of the first round would be too long, and all of these are dropped."""
+    task = make_task(12, model=lambda: nn.Linear(5, 3), examples=240)
+    for client in range(1, 12, 2):
+        task.x[task.client(client)] *= 1000
+    local, faults = fh.LocalSGD(lr=1e-3, batch_size=8), AlwaysDropped(range(1, 12, 2))
+    options = {"closing": "synchronous:k=9", "rounds": 3, "local": local, "faults": faults}
+    fast, slow = (fh.simulate("fedavg", task, trainer=name, **options) for name in ("batched", "reference"))
+    assert {event["event"] for event in slow.events} == {"dropped"}
+    assert_same_but_for_rounding(fast, slow)
+
+
+def test_attackers_who_are_judged_late_start_again_late(make_task: Callable[..., fh.Task]) -> None:
+    """When the round would have closed; that has to be said of a clock that goes on by arrivals."""
+    local, attack = fh.LocalSGD(lr=0.1, steps=2, batch_size=8), "little-is-enough:share=0.3,z=60"
+    options = {"rounds": 6, "seed": 7, "local": local, "attack": attack, "max_norm_ratio": 3, "trainer": "reference"}
+    same = {"k": 5}, {"closing": "deadline:seconds=1e9,at_least=5,at_most=5"}
+    fast, slow = (fh.simulate("fedavg", make_task(), **each, **options) for each in same)
+    assert any("absurd" in event.get("reason", "") for event in slow.events)
+    assert (np.diff(fast.arrived.ravel()) > 0).all()
+    for name in ("arrived", "clients", "closed", "work", "sent", "received"):
+        assert np.array_equal(getattr(fast, name), getattr(slow, name)), name
+
+
+def test_whoever_was_accepted_is_not_judged_again_with_the_attackers(make_task: Callable[..., fh.Task]) -> None:
+    """After an alarm, which an upload that came later has raised."""
+    local, attack = fh.LocalSGD(lr=0.1, steps=2, batch_size=8), "little-is-enough:share=0.3"
+    history = fh.simulate(
+        "fedavg", make_task(), k=6, rounds=3, seed=41, local=local, attack=attack, max_norm_ratio=4,
+        faults=fh.Faults(replayed=0.05), trainer="reference",
+    )  # fmt: skip
+    attackers, *rejected = history.events
+    assert {event["client"] for event in rejected if "absurd" in event["reason"]} <= {*attackers["clients"]}
+    history = fh.simulate(
+        "fedavg", make_task(12), k=12, rounds=3, local=fh.LocalSGD(lr=0.001, steps=2, batch_size=8), attack=attack,
+        max_norm_ratio=3, faults=fh.Faults(replayed=0.2), bad_updates="clip", trainer="reference",
+    )  # fmt: skip
+    clipped = [(event["round"], event["client"]) for event in history.events if event["event"] == "clipped"]
+    assert len(clipped) == len({*clipped}) > 3
+
+
+def test_faults_that_are_not_foreseen_do_not_keep_a_run_from_finding_out_who_comes(
+    make_task: Callable[..., fh.Task],
+) -> None:
+    """If all uploads were accepted too few clients would be left, which is not the case."""
+    kinds = [{}, {"huge": 1e-12}]
+    trials = [
+        fh.Trial(
+            "fedavg", make_task(3), k=2, rounds=8, seed=191, local=LOCAL, availability="always:leave=15",
+            faults=fh.Faults(nan=0.2, replayed=0.2, seed=1, **more),
+        )
+        for more in kinds
+    ]  # fmt: skip
+    histories = fh.simulate_many(trials, trainer="reference")
+    assert [history.rounds for history in histories] == [8, 8]
+    assert_same_but_for_rounding(*histories)
+
+
+def test_a_model_whose_square_overflows_is_not_infinite(make_task: Callable[..., fh.Task]) -> None:
+    options = {"k": 3, "rounds": 6, "eval_every": 6, "local": fh.LocalSGD(lr=1e20), "bad_updates": "accept"}
+    task = make_task(5, model=lambda: nn.Linear(5, 3))
+    fast, slow = (finished_or_not("fedavg", task, trainer=name, **options) for name in ("batched", "reference"))
+    assert fast[1] == slow[1] and "the loss after round 6" in slow[1]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "huge"])

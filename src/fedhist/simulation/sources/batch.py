@@ -122,7 +122,7 @@ class _Card:
         self._ks = [run.arriving.schedule.k for run in runs]
         self._weights = torch.full((self._rounds, sum(self._ks)), torch.nan, device=device)
         self._norms = torch.zeros((self._rounds, sum(self._ks)), device=device)
-        self._lengths = torch.zeros((self._rounds, len(runs)), device=device)
+        self._sums = torch.zeros((self._rounds, len(runs)), device=device)
         self._looked = 0
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
@@ -170,7 +170,7 @@ class _Card:
                 uploads.append((members, group.uploads(self._done, self._place)))
         self._join(len(self._groups))
         facts = torch.split(self._facts.index_select(0, self._done)[0], self._ks, dim=1)
-        weights, norms, lengths = list[Tensor](), list[Tensor](), list[Tensor]()
+        weights, norms, sums = list[Tensor](), list[Tensor](), list[Tensor]()
         for i, (run, whole) in enumerate(zip(self.runs, _in_order(uploads), strict=True)):
             with self._aside(i):  # what the server does before it asks for the next run's arrivals goes there too
                 count = self._ks[i] if self._full else self._counts[i][self._delivered]
@@ -190,9 +190,9 @@ class _Card:
                 given = run.server.strategy.last_weights
                 weights.append(_wide(torch.full_like(norm, torch.nan) if given is None else given, self._ks[i]))
             norms.append(_wide(norm, self._ks[i]))
-            lengths.append(whole[3])
+            sums.append(whole[3])
         self._join(len(self.runs))
-        for table, parts in ((self._weights, weights), (self._norms, norms), (self._lengths, lengths)):
+        for table, parts in ((self._weights, weights), (self._norms, norms), (self._sums, sums)):
             table.index_copy_(0, self._done, torch.cat(parts)[None].to(table.dtype))
         self._done += 1
         self._place += 1
@@ -226,12 +226,12 @@ class _Card:
         with self._on_device():
             since = slice(self._looked, int(self._done))
             weights, norms = (torch.split(t[since].cpu(), self._ks, dim=1) for t in (self._weights, self._norms))
-            lengths = self._lengths[since].cpu().numpy()
+            sums = self._sums[since].cpu().numpy()
             for i, run in enumerate(self.runs):
                 server, schedule = run.server, run.arriving.schedule
                 if not run.active:
                     continue
-                count = _fine_rounds(run, norms[i].numpy(), lengths[:, i])
+                count = _fine_rounds(run, norms[i].numpy(), sums[:, i])
                 rows, given = slice(since.start, since.start + count), weights[i][:count].numpy()
                 who, stale, when = schedule.clients[rows], schedule.staleness[rows], schedule.arrived[rows]
                 for each in run.arriving.rejected(rows):
@@ -239,7 +239,7 @@ class _Card:
                 server.keep(who, stale, when, given, schedule.cost(rows))
                 if rows.stop == since.stop:
                     server.check_model()
-                elif not np.isfinite(lengths[count, i]):
+                elif not np.isfinite(sums[count, i]):
                     server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
                 else:
                     there = int(schedule.counts[rows.stop])
@@ -286,7 +286,7 @@ def _in_order(parts: Iterable[tuple[Sequence[int], Sequence[T]]]) -> list[T]:
 
 
 def _fine_rounds(run: Run, norms: NDArray[np.float32], models: NDArray[np.float32]) -> int:
-    """Return how many of some rounds went well: lengths of uploads, ``(rounds, K)``, and of models, ``(rounds,)``."""
+    """Return how many of some rounds went well: by the lengths of uploads, ``(rounds, K)``, and the sums of models."""
     screen, begin = run.server.screen, run.server.round
     schedule, since = run.arriving.schedule, slice(begin, begin + len(norms))
     clients = [row[:n] for row, n in zip(schedule.clients[since].tolist(), schedule.counts[since], strict=True)]

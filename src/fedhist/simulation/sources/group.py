@@ -140,7 +140,7 @@ class Group:
     def uploads(self, done: Tensor, place: Tensor) -> list[tuple[Tensor, ...]]:
         """Store the versions that open this round; return each run's uploads, ``(K, row width)``, and their lengths.
 
-        Between these are the models that the uploads started from, and the last is the length of the run's model.
+        Between these are the models that the uploads started from, and the last is the sum of the run's model.
         """
         self.versions.index_copy_(0, self._store.index_select(0, done)[0], self.models)
         received = self.versions.index_select(0, self._fetch.index_select(0, done)[0])
@@ -174,9 +174,9 @@ class Group:
         norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1)
         if not self.parcel.plain:
             norms = norms + self.parcel.flaw(rows)
-        lengths = torch.linalg.vector_norm(self.models, dim=1)
+        sums = self.models.sum(dim=1)  # not a length, whose square overflows long before
         tables = (torch.split(each, self.ks) for each in (rows, received[:, : self._size], norms))
-        return list(zip(*tables, torch.split(lengths, 1), strict=True))
+        return list(zip(*tables, torch.split(sums, 1), strict=True))
 
     def states(self, done: int) -> list[dict[str, Tensor]]:
         """Return what each run needs after `done` rounds, besides its server."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -124,7 +124,8 @@ class Line:
         arrivals = self._sent(deltas, starts)
         lengths = torch.linalg.vector_norm(arrivals.deltas, dim=1)
         norms: list[float] = (lengths + self._parcel.flaw(deltas)).tolist()
-        verdict = self.server.judge(norms, [start.client for start in starts])
+        whole = [place for place, start in enumerate(starts) if self._fault(start) is None]  # others will not count
+        verdict = self.server.judge([norms[place] for place in whole], [starts[place].client for place in whole])
         if self.server.diverged is not None:
             return None
         if verdict.fine and self._trial.faults is None:
@@ -132,7 +133,7 @@ class Line:
             if self.server.diverged is not None:
                 return None
         elif not verdict.rejected and self._trial.schedule is not None:  # shortened, and nobody else has to come
-            arrivals, norms = self._clipped(arrivals, starts)
+            arrivals, norms = self._clipped(arrivals, starts, starts)
         else:
             taken = self._one_by_one() if self._follow_clock(verdict) else None
             if taken is None or self.server.diverged is not None:
@@ -141,7 +142,7 @@ class Line:
             rows = torch.stack([each.row for each in taken])
             arrivals = self._arrivals(rows, starts)
             if self._colluding:
-                arrivals, norms = self._clipped(self._sent(rows, starts), starts)
+                arrivals, norms = self._clipped(self._sent(rows, starts), starts, [*filter(self._waits, starts)])
         self.server.screen.accepted([start.client for start in starts], norms)
         self._settle(starts)
         self._closing = starts
@@ -289,11 +290,13 @@ class Line:
         delta, norm = self._arrived(start, sent)
         if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
             raise Rejected("it holds NaN or infinity")
-        waits = self._colluding and start.client in self.server.attackers and self._fault(start) is None
-        # What attackers send together is known, and judged, only when the round would close.
-        scale = 1.0 if waits and math.isfinite(norm) else self._scale(start, norm)
+        scale = 1.0 if self._waits(start) and math.isfinite(norm) else self._scale(start, norm)
         delta = delta if scale == 1 else delta * scale
         return _Taken(start, torch.cat([delta, row[len(delta) :]]), norm * scale)
+
+    def _waits(self, start: Start) -> bool:
+        """Whether what a client sends is known, and judged, only when the round would close."""
+        return self._colluding and start.client in self.server.attackers and self._fault(start) is None
 
     def _scale(self, start: Start, norm: float) -> float:
         """Return the factor to multiply an upload by; raise if it is not accepted."""
@@ -302,10 +305,14 @@ class Line:
             self._note(start, "clipped", f"its length was {norm:.3g}")
         return scale
 
-    def _clipped(self, sent: Arrivals, starts: Sequence[Start]) -> tuple[Arrivals, list[float]]:
-        """Return uploads of attackers who waited for the others of their round, clipped where that is the policy."""
+    def _clipped(
+        self, sent: Arrivals, starts: Sequence[Start], judged: Collection[Start]
+    ) -> tuple[Arrivals, list[float]]:
+        """Return the uploads of a round, of which those that are judged now are clipped where that is the policy."""
         norms = [norm_of(delta) for delta in sent.deltas]
-        scales = [self._scale(start, norm) for start, norm in zip(starts, norms, strict=True)]  # none is rejected now
+        scales = [  # none is rejected now
+            self._scale(start, norm) if start in judged else 1.0 for start, norm in zip(starts, norms, strict=True)
+        ]
         factors = torch.tensor(scales, dtype=sent.deltas.dtype, device=sent.deltas.device)
         lengths = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
         return replace(sent, deltas=sent.deltas * factors[:, None], validate=False), lengths
@@ -318,7 +325,8 @@ class Line:
         kept = []
         for each, delta in zip(taken, sent, strict=True):
             try:
-                self.server.screen.admit(norm_of(delta))
+                if self._waits(each.start):
+                    self.server.screen.admit(norm_of(delta))
                 kept.append(each)
             except Rejected as reason:
                 self._reject(each.start, reason)
