@@ -20,12 +20,15 @@ from fedhist.simulation import tuning
 from fedhist.simulation.engine import stop_of
 
 RATES = tuple(float(f"{0.001 * 10 ** (i / 2):.3g}") for i in range(9))
-Score = Callable[[fh.Trial, int], float | None]
+Score = Callable[[fh.Trial, int], float | tuple[float, float] | None]
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Score], list[tuple[int, float]]]:
-    """Put a landscape in place of the simulations: an accuracy for a trial after some rounds, None if it diverged."""
+    """Put a landscape in place of the simulations: an accuracy for a trial after some rounds, None if it diverged.
+
+    The loss is what is missing to one, or may be given beside it.
+    """
 
     def planted(score: Score) -> list[tuple[int, float]]:
         calls: list[tuple[int, float]] = []
@@ -40,7 +43,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Score], list[tuple[int, 
                 if value is None:
                     history.events.append({"event": "diverged", "round": 1})
                 else:
-                    history.evaluations.append(fh.Evaluation(stop, 1.0, value, 1 - value, [], 0.0, 0))
+                    accuracy, loss = value if isinstance(value, tuple) else (value, 1 - value)
+                    history.evaluations.append(fh.Evaluation(stop, 1.0, accuracy, loss, [], 0.0, 0))
                 made.append(history)
             if all(history.diverged for history in made):
                 error = fh.DivergedError("all of them")
@@ -77,6 +81,24 @@ def test_the_best_rate_is_found_in_a_third_of_the_updates(
     assert found.whole_grid == 9 * 180 * 4
     assert tuned.arms[0].options == {"lr": lr} and tuned.arms[0].trial(task, k=4).local.lr == lr
     assert repr(tuned).splitlines()[1:] == [f"  FedAvg: lr={lr:g}"]
+
+
+def test_as_long_as_accuracies_are_those_of_guessing_losses_decide(
+    task: fh.Task, plant: Callable[[Score], Any]
+) -> None:
+    """A third of the labels are of one class; by chance the better candidates have the worse accuracy."""
+
+    def score(trial: fh.Trial, stop: int) -> tuple[float, float]:
+        away = abs(math.log10(trial.local.lr / 0.1))  # type: ignore[operator]
+        return (0.35 - 0.1 * (away < 1), 1 + away) if stop < trial.rounds / 2 else (1 - away / 4, away)
+
+    plant(score)
+    tuned = fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=180, k=4)
+    assert tuned.best == {"FedAvg": {"lr": 0.1}} and tuned.notes() == []
+    plant(lambda trial, stop: (0.3, trial.local.lr))  # type: ignore[return-value, arg-type]
+    tuned = fh.tune(["fedavg"], task, grid={"lr": RATES}, rounds=180, k=4, widen=0)
+    (note,) = tuned.notes()
+    assert note == "FedAvg: its best candidate has 30.0 %, which is no more than guessing; give more rounds."
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 9, 16, 27])

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,6 +25,7 @@ from fedhist.simulation.search import FRACTIONS, is_range, points
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.tuning import Search
 from fedhist.store.files import slug, whole_file
+from fedhist.store.history import ACCURACY
 from fedhist.store.measure import Measure
 from fedhist.strategies import Strategy
 
@@ -56,6 +59,8 @@ class Found:
     """Client updates of all candidates."""
     whole_grid: int
     """Those that all candidates of the grid would have taken in whole runs."""
+    guess: float | None = None
+    """What guessing may reach, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,15 @@ class Tuned:
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
     def notes(self) -> list[str]:
-        """Return sentences on where the grid was widened, and where it still ends too early."""
+        """Return sentences on where nothing was learned, the grid was widened, or it still ends too early."""
         said = []
         for each in self.found:
+            value = each.tried[0].value
+            if each.guess is not None and value is not None and value <= each.guess:
+                own = f"{self.measure.text(value)}{self.measure.unit}"
+                said.append(
+                    f"{each.arm.name}: its best candidate has {own}, which is no more than guessing; give more rounds."
+                )
             for name, values in each.widened.items():
                 listed = ", ".join(map(_text, values))
                 said.append(f"{each.arm.name}: {name} was widened by {listed}.")
@@ -272,7 +283,7 @@ def tune(
     for name in axes:
         require(any(has_option(arm, name) for arm in given), f"no arm that is named by a text has {name!r}.")
     higher = next((metric.higher for metric in first.metrics if metric.name == first.primary), False)
-    contests = [_contest(arm, axes, higher) for arm in given]
+    contests = [_contest(arm, axes, higher, _guess([*tasks.values()])) for arm in given]
     with watching(how.get("on_round")) as how["on_round"], TemporaryDirectory() as apart:
         folder = Path(apart) if checkpoint is None else as_path("checkpoint", checkpoint)
         made = Search(contests, tasks, about, how, folder, 1.0 if search == "grid" else budget)
@@ -295,11 +306,22 @@ def _held_back(tasks: Mapping[int, Task], share: float) -> dict[int, Task]:
     return {seed: made[id(task)] for seed, task in tasks.items()}
 
 
-def _contest(arm: Arm, axes: Mapping[str, list[Any]], higher: bool) -> Contest:
+def _guess(tasks: Sequence[Task]) -> float | None:
+    """Return an accuracy that guessing the most frequent label reaches by chance; None for other tasks than of labels.
+
+    That is two standard errors above the label's share.
+    """
+    if tasks[0].primary != ACCURACY or tasks[0].num_classes == 0:
+        return None
+    shares = [(float(task.y_test.bincount().max()) / len(task.y_test), len(task.y_test)) for task in tasks]
+    return fmean(share + 2 * math.sqrt(share * (1 - share) / count) for share, count in shares)
+
+
+def _contest(arm: Arm, axes: Mapping[str, list[Any]], higher: bool, guess: float | None) -> Contest:
     """Return the candidates of an arm: all, or those of the options that it has."""
     own = {name: list(values) for name, values in axes.items() if has_option(arm, name)}
     require(len(points(own)) > 1, f"grid holds a single candidate of {arm.name}; give several values.")
-    return Contest(arm, own, higher)
+    return Contest(arm, own, higher, guess)
 
 
 def _sampler(contest: Contest, seed: int) -> Sampler:
@@ -313,7 +335,7 @@ def _found(search: Search, contest: Contest, given: Mapping[str, list[Any]]) -> 
     places = {point: place for place, point in enumerate(contest.ranked())}
     order = sorted(
         contest.tried,
-        key=lambda p: (places.get(p, len(places)), -contest.tried[p].rounds, contest.tried[p].rank(contest.higher)),
+        key=lambda p: (places.get(p, len(places)), -contest.tried[p].rounds, contest.rank(p)),
     )
     return Found(
         arm=contest.candidate(best),
@@ -325,4 +347,5 @@ def _found(search: Search, contest: Contest, given: Mapping[str, list[Any]]) -> 
         },
         updates=sum(each.updates for each in contest.tried.values()),
         whole_grid=search.updates_of_grid(contest, given),
+        guess=contest.guess,
     )

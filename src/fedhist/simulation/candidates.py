@@ -87,9 +87,14 @@ class Tried:
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
         return len(known) == 2 and all(abs(one - two) <= TWINS * abs(one) for one, two in known)
 
-    def rank(self, higher: bool) -> tuple[float, ...]:
-        """Return what candidates are sorted by: the best first, diverged ones last, of these the longest-lived one."""
+    def rank(self, higher: bool, guess: float | None = None) -> tuple[float, ...]:
+        """Return what candidates are sorted by: the best first, diverged ones last, of these the longest-lived one.
+
+        Those that are not better than a `guess` are equal, since they have learned nothing that it would show.
+        """
         value, loss = self.value, self.loss
+        if value is not None and guess is not None:
+            value = max(value, guess) if higher else min(value, guess)
         signed = math.inf if value is None else -value if higher else value
         return self.diverged, value is None, signed, math.inf if loss is None else loss, -self.updates
 
@@ -103,6 +108,8 @@ class Contest:
     """The values of each option; those beyond the ends of what was given are added."""
     higher: bool
     """Whether more of the primary metric is better."""
+    guess: float | None = None
+    """What the primary metric may be where nothing has been learned, if that is known."""
     budget: int = 0
     """The client updates that all candidates together may take."""
     tried: dict[Point, Tried] = field(default_factory=dict)
@@ -126,13 +133,17 @@ class Contest:
         """Return the options of a candidate."""
         return dict(zip(self.axes, point, strict=True))
 
+    def rank(self, point: Point) -> tuple[float, ...]:
+        """Return what candidates are sorted by."""
+        return self.tried[point].rank(self.higher, self.guess)
+
     def ranked(self) -> list[Point]:
         """Return the candidates that have come this far, the best first; of equal ones the first on the grid.
 
         Of twins, such as a large client's rate with a small server's and the reverse, one stands for all: that with the
         fewest options at an end. The others come after, so that they do not take the place of different ones.
         """
-        order = sorted(self.alive, key=lambda point: self.tried[point].rank(self.higher))
+        order = sorted(self.alive, key=self.rank)
         live = [point for point in order if not self.tried[point].diverged]
         heads: list[Point] = []
         twins: list[Point] = []
