@@ -35,6 +35,11 @@ class DivergedError(FedHistError, ArithmeticError):
     histories: Sequence[Any] = ()
     """The runs, up to the round in which they diverged."""
 
+    def __str__(self) -> str:
+        """Return what is known of the first run, and how many there were."""
+        first, runs = super().__str__(), len(self.histories)
+        return f"all {runs:,} runs diverged; the first is {first}" if runs > 1 else first
+
 
 @contextmanager
 def exit_with_sentence() -> Iterator[None]:

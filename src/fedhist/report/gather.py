@@ -132,7 +132,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
             left_out.append((folder, str(error)))
     if all(run.diverged for run in runs):
         reasons = [*(reason for _, reason in left_out), *(run.diverged for run in runs if run.diverged)]
-        require(not reasons, f"no run can be reported: {' '.join(reasons[:3])}")
+        more = f" And {len(reasons) - 3:,} more." if len(reasons) > 3 else ""
+        require(not reasons, f"no run can be reported: {' '.join(reasons[:3])}{more}")
         places = f"there is no run in {', '.join(map(str, folders))}"
         raise InvalidInput(f"{places}; give folders that fedhist run or fedhist compare have written.")
     runs.sort(key=lambda run: (_place(run.history.method), run.history.seed, -len(run.history.evaluations)))

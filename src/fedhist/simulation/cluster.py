@@ -197,13 +197,14 @@ def _connected(ray: Any) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
     _probe(os.environ.get("RAY_ADDRESS", ""))
+    address = "local" if not os.environ.get("RAY_ADDRESS") and _has_died() else None
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+        ray.init(address, include_dashboard=False, log_to_driver=False, configure_logging=False)
     except Exception as error:  # of any kind: on a busy machine a plain Exception, after 30 seconds
         ray.shutdown()  # what it had begun
         where = os.environ.get("RAY_ADDRESS")
-        token = "; one that asks for a token needs RAY_AUTH_MODE=token" if where else ""
+        token = "; one that asks for a token needs RAY_AUTH_MODE=token and its token" if where else ""
         sentence = f"no Ray cluster could be reached or started at {where or 'this machine'}: {reason(error)}{token}."
         raise InvalidInput(sentence) from error
     try:
@@ -219,13 +220,29 @@ def _probe(address: str) -> None:
     """Raise unless something listens where a cluster is said to be, which Ray takes minutes to find out."""
     wanted = "set it to the HOST:PORT that `ray start --head` printed, on a machine of the cluster"
     require("://" not in address, f"RAY_ADDRESS={address} is one of Ray's client; {wanted}.")
-    host, colon, port = address.rpartition(":")
-    if not colon:  # auto, local
+    if ":" not in address:  # auto, local
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
+        _reach(address)
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidInput(f"no Ray cluster answers at RAY_ADDRESS={address} ({reason(error)}); {wanted}.") from None
+
+
+def _has_died() -> bool:
+    """Return whether Ray has a note of a cluster on this machine at which nothing listens, for which it would wait."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        _reach((Path(folder) / "ray" / "ray_current_cluster").read_text().strip())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return False
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
 
 
 def _imported() -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,32 @@ def test_sentences(small: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_cluster_that_cannot_be_reached(address: str) -> None:
     with pytest.raises(fh.InvalidInput, match=r"RAY_ADDRESS=.*; set it to the HOST:PORT that `ray start --head`"):
         cluster._probe(address)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path is short enough for the sockets that Ray puts there."""
+    with tempfile.TemporaryDirectory(prefix="fh-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_cluster_that_was_killed_is_not_waited_for(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves a note of its address, to which Ray would connect for minutes."""
+    monkeypatch.setenv("RAY_TMPDIR", str(short_path))
+    assert not cluster._has_died()
+    note = short_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as alive:
+        note.write_text(f"127.0.0.1:{alive.getsockname()[1]}")
+        assert not cluster._has_died()
+    assert cluster._has_died()
+    code = "import fedhist as fh; task = fh.load_task('digits', clients=4); "
+    code += "print(fh.simulate('fedavg', task, k=2, rounds=2, engine='ray').rounds)"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.split() == ["2"]
 
 
 def test_a_run_that_diverges_leaves_the_others_alone(small: fh.Task, tmp_path: Path) -> None:
