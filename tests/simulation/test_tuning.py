@@ -25,10 +25,7 @@ Score = Callable[[fh.Trial, int], float | tuple[float, float] | None]
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Score], list[tuple[int, float]]]:
-    """Put a landscape in place of the simulations: an accuracy for a trial after some rounds, None if it diverged.
-
-    The loss is what is missing to one, or may be given beside it.
-    """
+    """Put a landscape in place of simulations: an accuracy, or one and a loss, after some rounds; None if it diverged."""
 
     def planted(score: Score) -> list[tuple[int, float]]:
         calls: list[tuple[int, float]] = []
