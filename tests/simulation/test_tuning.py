@@ -25,7 +25,7 @@ Score = Callable[[fh.Trial, int], float | tuple[float, float] | None]
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Score], list[tuple[int, float]]]:
-    """Put a landscape in place of simulations: an accuracy, or one and a loss, after some rounds; None if it diverged."""
+    """Put a landscape in place of simulations: an accuracy, or one and a loss, after some rounds; None: it diverged."""
 
     def planted(score: Score) -> list[tuple[int, float]]:
         calls: list[tuple[int, float]] = []
