@@ -23,7 +23,9 @@ pytestmark = pytest.mark.xdist_group("paper")  # one process makes what these te
 @pytest.fixture(scope="module", autouse=True)
 def _shorter() -> Iterator[None]:
     """Let the smoke scale have fewer rounds here."""
-    few = replace(SCALES["smoke"], rounds={"digits": 8}, longest={"digits": 20}, short=6, eval_every=2)
+    few = replace(
+        SCALES["smoke"], rounds={"digits": 8}, longest={"digits": 20}, settled={"digits": 12}, short=6, eval_every=2
+    )
     with mock.patch.dict(SCALES, smoke=few):
         yield
 
