@@ -161,8 +161,9 @@ class ThreadedTrainer(Trainer):
 
         Return the name of the trainer that trains such clients in effect.
         """
-        makers = [self._maker(task, seed, self._native), self._trains(task, seed, local, objective)]
-        return "native" if isinstance(makers[1], partial) and makers[1].func is NativeWorker else "threaded"
+        self._maker(task, seed, self._native)  # what evaluates, whoever trains
+        make = self._trains(task, seed, local, objective)
+        return "native" if isinstance(make, partial) and make.func is NativeWorker else "threaded"
 
     def _trains(self, task: Task, seed: int, local: Local, objective: Objective) -> MakeWorker:
         return self._maker(task, seed, self._native and supports(task, local, objective))

@@ -60,7 +60,7 @@ class Found:
     whole_grid: int
     """Those that all candidates of the grid would have taken in whole runs."""
     guess: float | None = None
-    """What guessing may reach, if that is known."""
+    """The accuracy that guessing may reach; None for another primary metric."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,8 @@ def tune(
     for name in axes:
         require(any(has_option(arm, name) for arm in given), f"no arm that is named by a text has {name!r}.")
     higher = next((metric.higher for metric in first.metrics if metric.name == first.primary), False)
-    contests = [_contest(arm, axes, higher, _guess([*tasks.values()])) for arm in given]
+    guess = _guess([*tasks.values()])
+    contests = [_contest(arm, axes, higher, guess) for arm in given]
     with watching(how.get("on_round")) as how["on_round"], TemporaryDirectory() as apart:
         folder = Path(apart) if checkpoint is None else as_path("checkpoint", checkpoint)
         made = Search(contests, tasks, about, how, folder, 1.0 if search == "grid" else budget)

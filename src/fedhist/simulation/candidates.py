@@ -90,11 +90,11 @@ class Tried:
     def rank(self, higher: bool, guess: float | None = None) -> tuple[float, ...]:
         """Return what candidates are sorted by: the best first, diverged ones last, of these the longest-lived one.
 
-        Those that are not better than a `guess` are equal, since they have learned nothing that it would show.
+        Accuracies that are not above a `guess` are equal: nothing has been learned that they would show.
         """
         value, loss = self.value, self.loss
         if value is not None and guess is not None:
-            value = max(value, guess) if higher else min(value, guess)
+            value = max(value, guess)
         signed = math.inf if value is None else -value if higher else value
         return self.diverged, value is None, signed, math.inf if loss is None else loss, -self.updates
 
@@ -109,7 +109,7 @@ class Contest:
     higher: bool
     """Whether more of the primary metric is better."""
     guess: float | None = None
-    """What the primary metric may be where nothing has been learned, if that is known."""
+    """The accuracy that there may be where nothing has been learned; None for another primary metric."""
     budget: int = 0
     """The client updates that all candidates together may take."""
     tried: dict[Point, Tried] = field(default_factory=dict)

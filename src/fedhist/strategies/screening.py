@@ -21,6 +21,9 @@ REMEMBERED_CLIENTS = 100
 """Number of clients, those that were accepted last, whose lengths are remembered."""
 
 
+NOT_FINITE = "it holds NaN or infinity"
+
+
 class Rejected(Exception):
     """Why an upload is not accepted."""
 
@@ -137,7 +140,7 @@ class Screen:
         if not self.judging:
             return 1.0
         if not math.isfinite(norm):
-            raise Rejected("it holds NaN or infinity")
+            raise Rejected(NOT_FINITE)
         times = max(1.0, self.ratio * ALARMED_SHARE) if self.alarmed else self.ratio
         if norm <= times * self.usual or self.usual == 0:
             return 1.0

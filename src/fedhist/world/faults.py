@@ -13,8 +13,6 @@ from fedhist.streams import Stream
 
 HUGE = 1e6
 """How many times too long a huge upload is."""
-NOT_FINITE = ("nan", "infinite")
-"""Faults that show in the values alone."""
 
 
 class Dropped(Rejected):

@@ -4,15 +4,14 @@ So the whole schedule of such a run can be computed beforehand, and what will be
 twin is a clock that hears of each rejection as it happens, in `fedhist.simulation.sources.line`.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 
 from fedhist.errors import InvalidInput
-from fedhist.strategies.screening import Rejected, Screen, Upload
+from fedhist.strategies.screening import NOT_FINITE, Rejected, Upload
 from fedhist.world.clocks import AnyClock
-from fedhist.world.faults import NOT_FINITE, Dropped, Faults, arrived
+from fedhist.world.faults import Dropped, Faults, arrived
 from fedhist.world.schedule import Schedule, Start, tabled
 
 REJECTED_IN_A_ROW = 100
@@ -45,7 +44,6 @@ class Foreseen:
     def __init__(self, faults: Faults, seed: int, num_clients: int, form: tuple[int, torch.dtype]) -> None:
         self._faults, self._seed, self._num_clients, self.form = faults, seed, num_clients, form
         self._like = torch.empty(form[0], dtype=form[1], device="meta")  # values are not asked for
-        self._screen = Screen("reject", 1.0)  # which knows no usual length
 
     def rejection(self, start: Start, round_: int) -> Rejection | None:
         """Return how a server answers what arrives in a round; None if it accepts it."""
@@ -54,8 +52,8 @@ class Foreseen:
             return None
         honest = Upload(self._like, start.client, start.version)
         try:
-            if kind in NOT_FINITE:
-                self._screen.admit(math.nan)
+            if kind in ("nan", "infinite"):
+                raise Rejected(NOT_FINITE)
             arrived(kind, honest, self._num_clients, round_)
         except Rejected as reason:
             event = "dropped" if isinstance(reason, Dropped) else "rejected"

@@ -119,7 +119,8 @@ def test_warnings_of_any_kind_arrive(small: fh.Task) -> None:
             return super().weights(arrivals)
 
     with pytest.warns(UserWarning, match="^it is odd$"):
-        fh.simulate_many([fh.Trial(Loud(), small, k=2, rounds=2, local=LOCAL)], engine="ray", device="cpu")
+        (history,) = fh.simulate_many([fh.Trial(Loud(), small, k=2, rounds=2, local=LOCAL)], engine="ray", device="cpu")
+    assert history.rounds == 2, "and the run goes on"
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])

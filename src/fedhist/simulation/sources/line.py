@@ -16,7 +16,7 @@ from fedhist.simulation.run import Run
 from fedhist.simulation.sources.computed import Computed, Work, compute
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
-from fedhist.strategies.screening import Rejected, Upload, Verdict, norm_of
+from fedhist.strategies.screening import NOT_FINITE, Rejected, Upload, Verdict, norm_of
 from fedhist.world.clocks import AnyClock, clock_of
 from fedhist.world.faults import Dropped, arrived
 from fedhist.world.foreseen import REJECTED_IN_A_ROW
@@ -289,7 +289,7 @@ class Line:
             sent = self._sent(row[None], [start]).deltas[0]
         delta, norm = self._arrived(start, sent)
         if not bool(torch.isfinite(torch.as_tensor(self._parcel.flaw(row)))):
-            raise Rejected("it holds NaN or infinity")
+            raise Rejected(NOT_FINITE)
         scale = 1.0 if self._waits(start) and math.isfinite(norm) else self._scale(start, norm)
         delta = delta if scale == 1 else delta * scale
         return _Taken(start, torch.cat([delta, row[len(delta) :]]), norm * scale)
