@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedhist.clients.images import ManyImages
@@ -140,9 +140,11 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
             if layout.statistics:  # padding would change them, and all clients have as many examples here
                 real = int((share[0] > 0).sum())
                 x, y, share = mapped(x, lambda each: each[:, :real]), y[:, :real], share[:, :real]  # noqa: B023
-            gradient = vmap(grad(partial(loss, step=step), has_aux=True), randomness="error")
-            g, moved = gradient(flat, rest, own, x, y, share)
-            g, moved = g.detach(), moved.detach()
+            # Of the sum each model's gradient is that of its own loss, and autograd's kernels are those of all models.
+            flat = flat.detach().requires_grad_()
+            losses, moved = vmap(partial(loss, step=step), randomness="error")(flat, rest, own, x, y, share)
+            (g,) = torch.autograd.grad(losses.sum(), flat, materialize_grads=True)
+            flat, moved = flat.detach(), moved.detach()
             if moved_by is not None:
                 g = g + moved_by
             if side.local.clip_norm is not None:

@@ -5,7 +5,7 @@ has a batching rule of its own: one kernel for all models where layers are small
 model after the other where each fills the processor by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -49,32 +49,34 @@ class Shape:
         return self.w.numel() * self.y[2] * self.y[3]
 
 
-def leading(values: tuple[Any, ...], dims: tuple[int | None, ...], models: int) -> list[Any]:
-    """Return all tensors with the models' dimension first; those that all models share are not copied."""
+def merged(values: Sequence[Any], dims: Sequence[int | None], models: int) -> list[Any]:
+    """Return tensors over many models, ``(models, m, ...)``, as over ``models·m``; those they share are not copied."""
 
-    def lead(value: Any, dim: int | None) -> Any:
+    def merge(value: Any, dim: int | None) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.contiguous().expand(models, *value.shape) if dim is None else value.movedim(dim, 0).contiguous()
+        value = value.expand(models, *value.shape) if dim is None else value.movedim(dim, 0)
+        return value.flatten(0, 1)
 
-    return [lead(*each) for each in zip(values, dims, strict=True)]
+    return [merge(*each) for each in zip(values, dims, strict=True)]
 
 
 def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
-    """Return a function of one model's tensors whose batching rule is `many`, which takes those of all models."""
+    """Return a function that computes `many`, whose tensors have the models' dimension first; vmap adds models to it."""
 
     class OverModels(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            return many(*leading(args, (None,) * len(args), 1))[0]
+            return many(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             pass
 
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            return many(*leading(args, in_dims, info.batch_size)), 0
+        @classmethod
+        def vmap(cls, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            result: Tensor = cls.apply(*merged(args, in_dims, info.batch_size))  # type: ignore[no-untyped-call]
+            return result.unflatten(0, (info.batch_size, -1)), 0
 
     return OverModels
 
@@ -98,7 +100,7 @@ def convolution(
             return (
                 OfInput.apply(dy, w, ctx.shape) if for_x else None,
                 OfWeight.apply(dy, x, ctx.shape) if for_w else None,
-                dy.sum(dim=(0, 2, 3)) if for_b and ctx.has_bias else None,
+                dy.sum(dim=(1, 3, 4)) if for_b and ctx.has_bias else None,
                 None,
             )
 
@@ -226,4 +228,5 @@ class ManyImages(TorchFunctionMode):
         chosen: Any = OneByOne
         if self._small is not None and shape.plain and shape.products < LARGE and input.dtype == torch.float32:
             chosen = self._small[0]
-        return chosen.apply(input, weight, bias, shape)  # type: ignore[no-any-return]
+        one = (None if each is None else each[None] for each in (input, weight, bias))  # model, and vmap adds others
+        return chosen.apply(*one, shape)[0]  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedhist.clients.images import Shape, convolution, leading, over_models, pair
+from fedhist.clients.images import Shape, convolution, over_models, pair
 
 
 @triton.jit
@@ -169,9 +169,14 @@ def _tile(channels: int) -> int:
     return min(int(triton.next_power_of_2(channels)), 16)
 
 
+def _whole(values: Tensor) -> Tensor:
+    """Return values each model of which lies in one piece; models may lie apart, or be one and the same."""
+    return values if values[0].is_contiguous() else values.contiguous()
+
+
 def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
     """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
-    models, co = len(w), shape.w[0]
+    models, co, x, w = len(w), shape.w[0], _whole(x), _whole(w)
     y = w.new_empty((models, *shape.y))
     grid = (triton.cdiv(shape.pixels, TILE) * models, triton.cdiv(co, _tile(co)))
     bias = w if b is None else b.contiguous()
@@ -182,7 +187,7 @@ def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
 
 def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
-    models, (_, ci, height, width) = len(w), shape.x
+    models, (_, ci, height, width), w = len(w), shape.x, _whole(w)
     dx = w.new_empty((models, *shape.x))
     grid = (triton.cdiv(shape.examples * height * width, TILE) * models, triton.cdiv(ci, _tile(ci)))
     _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.sizes, _tile(ci), TILE)
@@ -196,7 +201,7 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     # Enough programs to fill a GPU, each with enough pixels to pay for its launch.
     parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))
     share = triton.cdiv(triton.cdiv(shape.pixels, parts), WARP) * WARP
-    dw = dy.new_empty((models, parts, *shape.w))
+    dw, x = dy.new_empty((models, parts, *shape.w)), _whole(x)
     arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), share, *shape.sizes
     _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, num_warps=1)
     return dw.sum(dim=1)
@@ -243,8 +248,8 @@ class _Pool(torch.autograd.Function):
         return _PoolInput.apply(dy, *ctx.saved_tensors, ctx.size, ctx.window, ctx.stride), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _Pool.forward(*leading(args, in_dims, info.batch_size)), (0, 0)
+    def vmap(info: Any, in_dims: Any, x: Tensor, *options: Any) -> Any:
+        return _Pool.apply(x.movedim(in_dims[0], 0), *options), (0, 0)
 
 
 def pool(
