@@ -198,7 +198,7 @@ class BatchedTrainer(Trainer):
     """Trains all clients it is given at once; the last bits of an upload depend on how many these are."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._nets = device, Nets(device)
+        self.device, self._nets = device, Nets(device, many=True)
 
     def start(self, jobs: Sequence[Job], rows: Sequence[Tensor]) -> Sequence[Future[None]]:
         """Write each job's upload into its row."""
@@ -302,7 +302,7 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device, prec
             warnings.filterwarnings("always", TAKES_TURNS)
             padding = 0 if task.layout.statistics else 1
             plain, with_padding = (_try_batch(task, objective, device, precision, 2, 2, n) for n in (0, padding))
-            net = Nets(device).of(task, 0)
+            net = Nets(device, many=True).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)
             with many_models(device):
                 evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
@@ -343,7 +343,7 @@ def _try_batch(
     task: Task, objective: Objective, device: torch.device, precision: str, clients: int, batch: int, padding: int = 0
 ) -> Tensor:
     """Let some clients take one step together on the first examples; return their uploads."""
-    net = Nets(device).of(task, 0)
+    net = Nets(device, many=True).of(task, 0)
     model, parcel = task.layout.flatten(net.module), parcel_of(task.layout, objective)
     version = parcel.first_version(model).repeat(clients, 1)
     start = version[:, : task.layout.size]

@@ -54,15 +54,23 @@ def net_key(task: Task, seed: int) -> tuple[int, ...]:
 
 
 class Nets:
-    """The modules on one device, each built once for all runs that can share it."""
+    """The modules on one device, each built once for all runs that can share it.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    `many` is for modules that are batched over models, whose recurrent layers are not cuDNN's: it would have their
+    weights in one piece, which those of many models have no address for.
+    """
+
+    def __init__(self, device: torch.device, many: bool = False) -> None:
+        self.device, self._many = device, many
         self._built: dict[tuple[int, ...], ModuleNet] = {}
 
     def of(self, task: Task, seed: int) -> ModuleNet:
         """Return the module for a run of a task."""
         key = net_key(task, seed)
         if key not in self._built:
-            self._built[key] = ModuleNet(task.build(seed).to(self.device), task.layout)
+            module = task.build(seed).to(self.device)
+            for layer in module.modules():
+                if self._many and isinstance(layer, nn.RNNBase):
+                    layer.flatten_parameters = lambda: None  # type: ignore[method-assign]
+            self._built[key] = ModuleNet(module, task.layout)
         return self._built[key]

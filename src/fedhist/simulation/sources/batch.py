@@ -102,7 +102,7 @@ class _Card:
         self._done = torch.zeros(1, dtype=torch.int64, device=device)  # rounds closed
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next round in its block
 
-        nets, known = Nets(device), dict[object, Batches]()
+        nets, known = Nets(device, many=True), dict[object, Batches]()
         members: dict[tuple[object, ...], list[int]] = {}
         for i, run in enumerate(runs):
             work = together(run.trial.local, run.trial.method.objective)
