@@ -35,7 +35,7 @@ from fedhist.clients.objectives import (
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.precision import forward_in, products_in
-from fedhist.clients.randomness import Autocast, Keyed
+from fedhist.clients.randomness import Keyed
 from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
 from fedhist.data.columns import Columns, mapped, rows, tensors_of
@@ -57,12 +57,13 @@ TAKES_TURNS = "There is a performance drop"
 def many_models(device: torch.device) -> Iterator[None]:
     """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
 
-    Attention is two products and a softmax, since the fused ones have no batching rule; so are recurrent layers.
+    Recurrent layers are written out, and of the fused forms of attention only the one that repeats itself to the bit is
+    left.
     """
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))  # where Triton launches its kernels
-        for mode in (ManyImages(_kernels(device)), WrittenOut(), Autocast(), sdpa_kernel(SDPBackend.MATH)):
+        for mode in (ManyImages(_kernels(device)), WrittenOut(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])):
             stack.enter_context(mode)
         yield
 

@@ -72,7 +72,7 @@ def _dropout(axes: int | None) -> Callable[..., Tensor | None]:
 
 
 def _attention(
-    mode: Keyed | None,
+    mode: Keyed,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -82,8 +82,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """Return scaled dot-product attention written out: that with dropout given a mode, that without given none."""
-    if enable_gqa or (dropout_p == 0) == (mode is not None):
+    """Return scaled dot-product attention with dropout, written out."""
+    if enable_gqa or dropout_p == 0:
         return None
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
@@ -93,31 +93,9 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
     nothing = scores.isneginf().all(dim=-1, keepdim=True)  # to attend to, of which PyTorch makes zeros
     shares = torch.softmax(scores.masked_fill(nothing, 0), dim=-1).masked_fill(nothing, 0)
-    if mode is not None:
-        dropped = _dropout(None)(mode, shares, dropout_p)
-        assert dropped is not None
-        shares = dropped
-    return shares @ value
-
-
-class Autocast(TorchFunctionMode):
-    """Computes what has no gradient under torch.func where autocast is on: attention, norms of mixed types."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in _AUTOCAST or not torch.is_autocast_enabled(args[0].device.type):
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            with self:
-                return _multi_head(*args, **kwargs)
-        if func == F.scaled_dot_product_attention:
-            result = _attention(None, *args, **kwargs)
-            return func(*args, **kwargs) if result is None else result
-        return func(args[0].float(), *args[1:], **kwargs)  # as autocast does on a GPU
-
-
-_NORMS = (F.layer_norm, F.batch_norm, F.instance_norm)
-_AUTOCAST = {F.multi_head_attention_forward, F.scaled_dot_product_attention, *_NORMS}
+    dropped = _dropout(None)(mode, shares, dropout_p)
+    assert dropped is not None
+    return dropped @ value
 
 
 def _seen_through(function: Any) -> Any:
