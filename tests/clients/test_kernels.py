@@ -16,12 +16,12 @@ GPU = torch.cuda.device_count() > 0
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from fedhist.clients import kernels  # noqa: E402
-from fedhist.clients.images import ManyImages  # noqa: E402
+from fedhist.clients import kernels, wide  # noqa: E402
+from fedhist.clients.images import Kernels, ManyImages  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
-KERNELS = kernels.Conv, kernels.pool
+KERNELS = Kernels(kernels.Conv, wide.Conv, kernels.pool, wide.norm)
 
 
 def randn(*shape: int) -> Tensor:
@@ -42,6 +42,9 @@ def wave(y: Tensor) -> Tensor:
         (5, (6, 4), 20, (1, 1), {}),
         (2, (8, 8), 70, (3, 2), {"stride": (3, 1), "padding": (1, 0)}),
         (17, (5, 5), 1, (5, 5), {}),
+        (3, (9, 8), 32, (3, 3), {"padding": 1}),
+        (40, (7, 7), 130, (3, 3), {"stride": 2, "padding": 1}),
+        (32, (6, 6), 64, (1, 1), {"stride": 2}),
     ],
 )
 @pytest.mark.parametrize("bias", [True, False])
@@ -78,6 +81,27 @@ def test_models_that_share_a_layer() -> None:
     with ManyImages(KERNELS):
         found = vmap(lambda x: F.conv2d(x, w))(x)
     torch.testing.assert_close(found, torch.stack([F.conv2d(each, w) for each in x]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(32, 4), (16, 16), (48, 2), (64, 2), (24, 3)])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_group_normalisation(channels: int, groups: int, last: bool, dtype: torch.dtype) -> None:
+    x, gamma, beta = 5 + randn(MODELS, EXAMPLES, channels, 5, 7), randn(MODELS, channels), randn(MODELS, channels)
+
+    def loss(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        return wave(F.softplus(F.group_norm(x, groups, gamma, beta)).double())
+
+    expected = vmap(grad(loss, argnums=(0, 1, 2)))(x, gamma, beta)
+    given = x.to(dtype)
+    if last:
+        given = given.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    leaves = [each.requires_grad_() for each in (given, gamma.float(), beta.float())]
+    with ManyImages(KERNELS):
+        found = torch.autograd.grad(vmap(loss)(*leaves).sum(), leaves)
+    rtol = 1e-4 if dtype == torch.float32 else 3e-2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=rtol, atol=rtol * float(other.abs().max()))
 
 
 @pytest.mark.parametrize(("size", "window", "stride"), [(8, 2, None), (9, 2, None), (9, 2, 3), (7, (1, 3), None)])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedhist.clients.images import ManyImages
+from fedhist.clients.images import Kernels, ManyImages
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
 from fedhist.clients.net import ModuleNet, Nets, net_key
@@ -69,20 +69,21 @@ def many_models(device: torch.device) -> Iterator[None]:
 
 
 @cache
-def _kernels(device: torch.device) -> tuple[type[torch.autograd.Function], Callable[..., Tensor | None]] | None:
-    """Return the Triton kernels of convolutions and pooling; None on a CPU and where Triton does not work."""
+def _kernels(device: torch.device) -> Kernels | None:
+    """Return the kernels of images; None on a CPU and where Triton does not work."""
     if device.type != "cuda":
         return None
     try:
-        from fedhist.clients.kernels import Conv, pool  # noqa: PLC0415
+        from fedhist.clients import kernels, wide  # noqa: PLC0415
 
-        with ManyImages((Conv, pool)):
+        found = Kernels(kernels.Conv, wide.Conv, kernels.pool, wide.norm)
+        with ManyImages(found):
             F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
     except Exception as error:  # Triton compiles with whatever is installed, so it may raise anything
         what = f"convolutions of many models are slow here, since Triton does not work: {reason(error)}"
         warnings.warn(what, stacklevel=3)
         return None
-    return Conv, pool
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ model after the other where each fills the processor by itself.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.overrides import TorchFunctionMode
 
-LARGE = 3 * 10**6
-"""Multiply-adds of a layer for one example from which on every model gets a kernel of its own: an estimate, from the
-rates at which the Triton kernels and cuDNN's were seen to compute. LeNet's layers have 0.2 to 0.4 million."""
+WIDE = 32
+"""Channels of a layer's output from which on its convolutions are products on tensor cores."""
+ASKS = "querying is_contiguous inside of vmap"
+"""What PyTorch says where a function asks whether the channels are last, which vmap cannot answer where they seem so."""
 STREAMS = 8
 """Models whose layers a captured graph may compute at the same time."""
 
@@ -183,27 +185,48 @@ def pair(value: Any) -> tuple[Any, Any]:
     return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Functions of many models with kernels of their own: convolutions like `OneByOne`, which do not do all options."""
+
+    small: type[torch.autograd.Function]
+    """For few channels, in float32."""
+    wide: type[torch.autograd.Function]
+    pool: Callable[..., Tensor | None]
+    """Of the arguments of max pooling; returns None where it does not know an option."""
+    norm: Callable[..., Tensor | None]
+    """Of the arguments of group normalisation, likewise."""
+
+
 class ManyImages(TorchFunctionMode):
-    """Computes 2-d convolutions and max pooling so that they are fast over many models, and everything else as usual.
+    """Computes convolutions, pooling and norms of images so that they are fast over many models, all else as usual.
 
     Parameters
     ----------
-    small
-        A function like `OneByOne` with one kernel for all models, in float32; and one of the arguments of max pooling
-        that returns None where it does not know an option. None where there are no such kernels.
+    kernels
+        What there is on a GPU beside PyTorch's functions; None where there is nothing.
     """
 
-    def __init__(self, small: tuple[type[torch.autograd.Function], Callable[..., Tensor | None]] | None = None) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
         super().__init__()
-        self._small = small
+        self._kernels = kernels
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, kwargs = None, kwargs or {}
         if func is torch.conv2d:
             result = self._convolve(*args, **kwargs)
-        elif func is F.max_pool2d and self._small is not None:
-            result = self._small[1](*args, **kwargs)
-        return func(*args, **kwargs) if result is None else result
+        elif self._kernels is not None and func is F.max_pool2d:
+            result = self._kernels.pool(*args, **kwargs)
+        elif self._kernels is not None and func is F.group_norm:
+            result = self._kernels.norm(*args, **kwargs)
+        if result is not None:
+            return result
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if ASKS not in str(error):
+                raise
+        return func(*(each.contiguous() if isinstance(each, Tensor) else each for each in args), **kwargs)
 
     def _convolve(
         self,
@@ -226,7 +249,10 @@ class ManyImages(TorchFunctionMode):
             return None
         shape = Shape(input.shape, weight.shape, pair(stride), pair(padding), pair(dilation), groups)
         chosen: Any = OneByOne
-        if self._small is not None and shape.plain and shape.products < LARGE and input.dtype == torch.float32:
-            chosen = self._small[0]
+        if self._kernels is not None and shape.plain:
+            if shape.w[0] >= WIDE and input.dtype in (torch.float32, torch.bfloat16):
+                chosen = self._kernels.wide
+            elif input.dtype == torch.float32:
+                chosen = self._kernels.small
         one = (None if each is None else each[None] for each in (input, weight, bias))  # model, and vmap adds others
         return chosen.apply(*one, shape)[0]  # type: ignore[no-any-return]
