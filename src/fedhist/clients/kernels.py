@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,12 +20,12 @@ from fedhist.clients.images import Shape, convolution, over_models, pair
 
 @triton.jit
 def _forward(
-    x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, w_stride, has_bias: tl.constexpr,
+    x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, has_bias: tl.constexpr,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CO_TILE: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr, CO_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, co, ci, i, j]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
+    """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, ci, i, j, co]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
     tiles = tl.cdiv(examples * OH * OW, TILE)
     model = (tl.program_id(0) // tiles).to(tl.int64)
     place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)  # of an output pixel among all examples'
@@ -33,7 +34,7 @@ def _forward(
     top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
     co = tl.arange(0, CO_TILE) + tl.program_id(1) * CO_TILE
     x_base = x_ptr + model * x_stride + example * (CI * H * W) + top * W + left
-    w_base = w_ptr + model * w_stride + co * (CI * KH * KW)
+    w_base = w_ptr + model * (CI * KH * KW * WIDTH) + co
     total = tl.zeros((CO_TILE, TILE), tl.float32)
     for ci in range(CI):
         for i in range(KH):
@@ -42,7 +43,7 @@ def _forward(
                 if PH > 0 or PW > 0:
                     inside &= (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
                 value = tl.load(x_base + ci * (H * W) + i * W + j, mask=inside, other=0.0)
-                weight = tl.load(w_base + (ci * KH + i) * KW + j, mask=co < CO, other=0.0)
+                weight = tl.load(w_base + ((ci * KH + i) * KW + j) * WIDTH)
                 total += weight[:, None] * value[None, :]
     if has_bias:
         total += tl.load(b_ptr + model * CO + co, mask=co < CO, other=0.0)[:, None]
@@ -52,12 +53,12 @@ def _forward(
 
 @triton.jit
 def _backward_input(
-    dy_ptr, w_ptr, dx_ptr, examples, w_stride,
+    dy_ptr, w_ptr, dx_ptr, examples,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CI_TILE: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr, CI_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """dx[m, b, ci, y, x] = Σ_(co, i, j) w[m, co, ci, i, j]·dy[m, b, co, (y + PH - i)/SH, (x + PW - j)/SW]."""
+    """dx[m, b, ci, y, x] = Σ_(co, i, j) w[m, co, i, j, ci]·dy[m, b, co, (y + PH - i)/SH, (x + PW - j)/SW]."""
     tiles = tl.cdiv(examples * H * W, TILE)
     model = (tl.program_id(0) // tiles).to(tl.int64)
     place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
@@ -65,7 +66,7 @@ def _backward_input(
     example, pixel = place // (H * W), place % (H * W)
     ci = tl.arange(0, CI_TILE) + tl.program_id(1) * CI_TILE
     dy_base = dy_ptr + (model * examples + example) * (CO * OH * OW)
-    w_base = w_ptr + model * w_stride + ci * (KH * KW)
+    w_base = w_ptr + model * (CO * KH * KW * WIDTH) + ci
     total = tl.zeros((CI_TILE, TILE), tl.float32)
     for i in range(KH):
         for j in range(KW):
@@ -78,7 +79,7 @@ def _backward_input(
             gradients = dy_base + row * OW + column
             for co in tl.range(0, CO, 1, loop_unroll_factor=4):
                 gradient = tl.load(gradients + co * (OH * OW), mask=inside, other=0.0)
-                weight = tl.load(w_base + (co * CI * KH + i) * KW + j, mask=ci < CI, other=0.0)
+                weight = tl.load(w_base + ((co * KH + i) * KW + j) * WIDTH)
                 total += weight[:, None] * gradient[None, :]
     dx_place = (model * examples + example) * (CI * H * W) + pixel
     tl.store(dx_ptr + dx_place[None, :] + (ci * (H * W))[:, None], total, mask=(ci < CI)[:, None] & present[None, :])
@@ -86,38 +87,39 @@ def _backward_input(
 
 @triton.jit
 def _backward_weight(
-    dy_ptr, x_ptr, dw_ptr, examples, x_stride, share,
+    dy_ptr, x_ptr, dw_ptr, examples, x_stride,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CO_TILE: tl.constexpr, TAP_TILE: tl.constexpr, TILE: tl.constexpr,
+    CO_TILE: tl.constexpr, TAP_TILE: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """dw[m, part, co, ci, i, j]: the sum over a share of the output pixels of x·dy."""
+    """dw[m, part, co, ci, i, j]: the sum of x·dy over all examples and a share of the output pixels.
+
+    Tensors have the axes of the sum, tap × channel × pixel, so that none is moved between threads; and where pixels lie
+    is computed once for all examples.
+    """
     model, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     co_tiles = tl.cdiv(CO, CO_TILE)
-    co = tl.arange(0, CO_TILE) + tl.program_id(2) % co_tiles * CO_TILE
-    tap = tl.arange(0, TAP_TILE) + tl.program_id(2) // co_tiles * TAP_TILE
+    co = tl.arange(0, CO_TILE)[None, :, None] + tl.program_id(2) % co_tiles * CO_TILE
+    tap = tl.arange(0, TAP_TILE)[:, None, None] + tl.program_id(2) // co_tiles * TAP_TILE
     ci, i, j = tap // (KH * KW), tap // KW % KH, tap % KW
-    total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)  # summed over pixels at the end
-    for start in tl.range(part * share, (part + 1) * share, TILE, loop_unroll_factor=2):
-        place = start + tl.arange(0, TILE)
-        present = place < examples * OH * OW
-        example, pixel = place // (OH * OW), place % (OH * OW)
-        top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
-        gradient = tl.load(
-            dy_ptr + ((model * examples + example) * (CO * OH * OW) + pixel)[None, :] + (co * (OH * OW))[:, None],
-            mask=(co < CO)[:, None] & present[None, :],
-            other=0.0,
-        )
-        inside = (tap < CI * KH * KW)[:, None] & present[None, :]
+    total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)
+    for tile in range(part, tl.cdiv(OH * OW, TILE), parts):
+        pixel = tile * TILE + tl.arange(0, TILE)[None, None, :]
+        row, column = pixel // OW * SH - PH + i, pixel % OW * SW - PW + j
+        there = (pixel < OH * OW) & (co < CO)
+        inside = (pixel < OH * OW) & (tap < CI * KH * KW)
         if PH > 0 or PW > 0:
-            row, column = top[None, :] + i[:, None], left[None, :] + j[:, None]
             inside &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        x_base = x_ptr + model * x_stride + example * (CI * H * W) + top * W + left
-        patch = tl.load(x_base[None, :] + (ci * (H * W) + i * W + j)[:, None], mask=inside, other=0.0)
-        total += patch[:, None, :] * gradient[None, :, :]
-    dw_place = ((model * parts + part) * CO + co[None, :]) * (CI * KH * KW) + tap[:, None]
-    mask = (tap < CI * KH * KW)[:, None] & (co < CO)[None, :]
-    tl.store(dw_ptr + dw_place, tl.sum(total, axis=2), mask=mask)
+        dy_base, x_base = dy_ptr + model * examples * (CO * OH * OW), x_ptr + model * x_stride
+        dy_place, x_place = co * (OH * OW) + pixel, (ci * H + row) * W + column
+        for _ in tl.range(0, examples, 1, loop_unroll_factor=UNROLL):
+            slope = tl.load(dy_base + dy_place, mask=there, other=0.0)
+            value = tl.load(x_base + x_place, mask=inside, other=0.0)
+            total += value * slope
+            dy_base += CO * OH * OW
+            x_base += CI * H * W
+    dw_place = ((model * parts + part) * CO + co) * (CI * KH * KW) + tap
+    tl.store(dw_ptr + dw_place, tl.sum(total, axis=2)[:, :, None], mask=(tap < CI * KH * KW) & (co < CO))
 
 
 @triton.jit
@@ -174,36 +176,40 @@ def _whole(values: Tensor) -> Tensor:
     return values if values[0].is_contiguous() else values.contiguous()
 
 
+def _in_tiles(w: Tensor) -> Tensor:
+    """Return a copy whose last axis is padded to whole tiles, which are read at once."""
+    size, tile = w.shape[-1], _tile(w.shape[-1])
+    return F.pad(w, (0, -size % tile)).contiguous()
+
+
 def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
     """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
-    models, co, x, w = len(w), shape.w[0], _whole(x), _whole(w)
+    models, co, x, w = len(w), shape.w[0], _whole(x), _in_tiles(w.permute(0, 2, 3, 4, 1))
     y = w.new_empty((models, *shape.y))
     grid = (triton.cdiv(shape.pixels, TILE) * models, triton.cdiv(co, _tile(co)))
-    bias = w if b is None else b.contiguous()
-    strides = x.stride(0), w.stride(0)
-    _forward[grid](x, w, bias, y, shape.examples, *strides, b is not None, *shape.sizes, _tile(co), TILE)
+    bias, tiles = w if b is None else b.contiguous(), (w.shape[-1], _tile(co), TILE)
+    _forward[grid](x, w, bias, y, shape.examples, x.stride(0), b is not None, *shape.sizes, *tiles)
     return y
 
 
 def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
-    models, (_, ci, height, width), w = len(w), shape.x, _whole(w)
+    models, (_, ci, height, width), w = len(w), shape.x, _in_tiles(w.permute(0, 1, 3, 4, 2))
     dx = w.new_empty((models, *shape.x))
     grid = (triton.cdiv(shape.examples * height * width, TILE) * models, triton.cdiv(ci, _tile(ci)))
-    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, w.stride(0), *shape.sizes, _tile(ci), TILE)
+    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, *shape.sizes, w.shape[-1], _tile(ci), TILE)
     return dx
 
 
 def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
-    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(4, triton.next_power_of_2(shape.taps))
+    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(8, triton.next_power_of_2(shape.taps))
     tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
-    # Enough programs to fill a GPU, each with enough pixels to pay for its launch.
-    parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels, 16 * WARP)))
-    share = triton.cdiv(triton.cdiv(shape.pixels, parts), WARP) * WARP
+    # Enough programs to fill a GPU.
+    parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels // shape.examples, WARP)))
     dw, x = dy.new_empty((models, parts, *shape.w)), _whole(x)
-    arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), share, *shape.sizes
-    _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, num_warps=1)
+    arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), *shape.sizes
+    _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, 2, num_warps=1)
     return dw.sum(dim=1)
 
 
