@@ -16,12 +16,14 @@ GPU = torch.cuda.device_count() > 0
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from fedhist.clients import kernels, wide  # noqa: E402
+from fedhist.clients import cells, kernels, wide  # noqa: E402
 from fedhist.clients.images import Kernels, ManyImages  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
-KERNELS = Kernels(kernels.Conv, wide.Conv, kernels.pool, wide.norm)
+KERNELS = Kernels(
+    kernels.Conv, wide.Conv, {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu}
+)
 
 
 def randn(*shape: int) -> Tensor:
@@ -132,3 +134,27 @@ def test_what_the_kernels_do_not_know_is_left_to_pytorch(options: dict[str, Any]
     with ManyImages(KERNELS):
         found = pool(layer(x))
     assert torch.equal(found, pool(layer(x)))
+
+
+def test_the_cell_of_an_lstm() -> None:
+    """Two positions, so that the gradients of both states are asked for."""
+    first, second, hidden = (randn(MODELS, EXAMPLES, 4 * 7).float() * (1 + n) for n in range(3))
+    cell = randn(MODELS, EXAMPLES, 7).float()
+
+    def written_out(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
+
+    def loss(step: Any, first: Tensor, second: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+        output, cell = step(first, hidden, cell)
+        output, cell = step(second, hidden * output.sum(), cell)
+        return wave(output) + 0.5 * wave(cell)
+
+    leaves = [each.requires_grad_() for each in (first, second, hidden, cell)]
+    found, expected = (
+        torch.autograd.grad(vmap(lambda *own: loss(step, *own))(*leaves).sum(), leaves)
+        for step in (cells.lstm_cell, written_out)
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

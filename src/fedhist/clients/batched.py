@@ -35,6 +35,7 @@ from fedhist.clients.objectives import (
 from fedhist.clients.optimizers import clipped, optimizer_of
 from fedhist.clients.parcel import parcel_of
 from fedhist.clients.precision import forward_in, products_in
+from fedhist.clients.products import ManyProducts
 from fedhist.clients.randomness import Keyed
 from fedhist.clients.recurrent import WrittenOut
 from fedhist.clients.scores import Score, measured
@@ -57,13 +58,13 @@ TAKES_TURNS = "There is a performance drop"
 def many_models(device: torch.device) -> Iterator[None]:
     """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
 
-    Recurrent layers are written out, and of the fused forms of attention only the one that repeats itself to the bit is
-    left.
+    Recurrent layers are written out, and attention is where no kernel for many models repeats itself to the bit.
     """
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))  # where Triton launches its kernels
-        for mode in (ManyImages(_kernels(device)), WrittenOut(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])):
+        fused = ManyProducts(fused=device.type == "cuda")
+        for mode in (ManyImages(_kernels(device)), fused, WrittenOut(), sdpa_kernel(SDPBackend.MATH)):
             stack.enter_context(mode)
         yield
 
@@ -76,7 +77,8 @@ def _kernels(device: torch.device) -> Kernels | None:
     try:
         from fedhist.clients import kernels, wide  # noqa: PLC0415
 
-        found = Kernels(kernels.Conv, wide.Conv, kernels.pool, wide.norm)
+        others = {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu, torch.relu: wide.relu}
+        found = Kernels(kernels.Conv, wide.Conv, others)
         with ManyImages(found):
             F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
     except Exception as error:  # Triton compiles with whatever is installed, so it may raise anything

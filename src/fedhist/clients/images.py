@@ -5,7 +5,7 @@ has a batching rule of its own: one kernel for all models where layers are small
 model after the other where each fills the processor by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.overrides import TorchFunctionMode
+
+from fedhist.clients.precision import as_autocast_has_it
 
 WIDE = 32
 """Channels of a layer's output from which on its convolutions are products on tensor cores."""
@@ -192,10 +194,8 @@ class Kernels:
     small: type[torch.autograd.Function]
     """For few channels, in float32."""
     wide: type[torch.autograd.Function]
-    pool: Callable[..., Tensor | None]
-    """Of the arguments of max pooling; returns None where it does not know an option."""
-    norm: Callable[..., Tensor | None]
-    """Of the arguments of group normalisation, likewise."""
+    others: Mapping[Callable[..., Tensor], Callable[..., Tensor | None]]
+    """Of functions of PyTorch what does the same; they return None where they do not know an option."""
 
 
 class ManyImages(TorchFunctionMode):
@@ -215,10 +215,8 @@ class ManyImages(TorchFunctionMode):
         result, kwargs = None, kwargs or {}
         if func is torch.conv2d:
             result = self._convolve(*args, **kwargs)
-        elif self._kernels is not None and func is F.max_pool2d:
-            result = self._kernels.pool(*args, **kwargs)
-        elif self._kernels is not None and func is F.group_norm:
-            result = self._kernels.norm(*args, **kwargs)
+        elif self._kernels is not None and func in self._kernels.others:
+            result = self._kernels.others[func](*args, **kwargs)
         if result is not None:
             return result
         try:
@@ -241,10 +239,7 @@ class ManyImages(TorchFunctionMode):
         """Do as ``torch.conv2d`` does; return None for what it is left to."""
         if isinstance(padding, str) or input.ndim != 4 or input.is_complex():
             return None
-        kind = input.device.type
-        if torch.is_autocast_enabled(kind) and input.dtype.is_floating_point and input.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(kind)
-            input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        input, weight, bias = as_autocast_has_it(input, weight, bias)
         if input.dtype != weight.dtype:  # an error is PyTorch's to tell
             return None
         shape = Shape(input.shape, weight.shape, pair(stride), pair(padding), pair(dilation), groups)

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedhist.clients.images import Shape, convolution, over_models, pair
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["one"])
 def _forward(
-    x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, has_bias: tl.constexpr,
+    x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, one, has_bias: tl.constexpr,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     WIDTH: tl.constexpr, CO_TILE: tl.constexpr, TILE: tl.constexpr,
@@ -28,7 +28,9 @@ def _forward(
     """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, ci, i, j, co]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
     tiles = tl.cdiv(examples * OH * OW, TILE)
     model = (tl.program_id(0) // tiles).to(tl.int64)
-    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)  # of an output pixel among all examples'
+    # Of an output pixel among all examples'. Where the compiler knew that they lie beside each other, a thread would take
+    # four neighbours, and a warp's loads would reach over four times as many lines of the cache.
+    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE) * one
     present = place < examples * OH * OW
     example, pixel = place // (OH * OW), place % (OH * OW)
     top, left = pixel // OW * SH - PH, pixel % OW * SW - PW
@@ -51,9 +53,9 @@ def _forward(
     tl.store(y_ptr + y_place[None, :] + (co * (OH * OW))[:, None], total, mask=(co < CO)[:, None] & present[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["one"])
 def _backward_input(
-    dy_ptr, w_ptr, dx_ptr, examples,
+    dy_ptr, w_ptr, dx_ptr, examples, one,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     WIDTH: tl.constexpr, CI_TILE: tl.constexpr, TILE: tl.constexpr,
@@ -61,7 +63,7 @@ def _backward_input(
     """dx[m, b, ci, y, x] = Σ_(co, i, j) w[m, co, i, j, ci]·dy[m, b, co, (y + PH - i)/SH, (x + PW - j)/SW]."""
     tiles = tl.cdiv(examples * H * W, TILE)
     model = (tl.program_id(0) // tiles).to(tl.int64)
-    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE) * one  # as above
     present = place < examples * H * W
     example, pixel = place // (H * W), place % (H * W)
     ci = tl.arange(0, CI_TILE) + tl.program_id(1) * CI_TILE
@@ -97,10 +99,11 @@ def _backward_weight(
     Tensors have the axes of the sum, tap × channel × pixel, so that none is moved between threads; and where pixels lie
     is computed once for all examples.
     """
-    model, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    # A model's weights are computed at the same time, so that they find its images and gradients in the cache.
+    model, part, parts = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     co_tiles = tl.cdiv(CO, CO_TILE)
-    co = tl.arange(0, CO_TILE)[None, :, None] + tl.program_id(2) % co_tiles * CO_TILE
-    tap = tl.arange(0, TAP_TILE)[:, None, None] + tl.program_id(2) // co_tiles * TAP_TILE
+    co = tl.arange(0, CO_TILE)[None, :, None] + tl.program_id(0) % co_tiles * CO_TILE
+    tap = tl.arange(0, TAP_TILE)[:, None, None] + tl.program_id(0) // co_tiles * TAP_TILE
     ci, i, j = tap // (KH * KW), tap // KW % KH, tap % KW
     total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)
     for tile in range(part, tl.cdiv(OH * OW, TILE), parts):
@@ -160,8 +163,8 @@ def _pool_backward(
     tl.store(dx_ptr + place, tl.where(chosen, gradient, 0.0), mask=place < count)
 
 
-TILE, POOL_TILE = 512, 1024
-"""Pixels that a program of a convolution and of pooling processes at a time."""
+SUMS, POOL_TILE = 4096, 1024
+"""Sums that a program of a convolution keeps, pixels times channels; and pixels of a program of pooling."""
 WARP = 32
 """The same for the gradient of the weights, whose programs are one warp, since sums across warps cost more."""
 
@@ -186,9 +189,10 @@ def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
     """Return the convolutions of M models, ``(M, examples, CO, OH, OW)``."""
     models, co, x, w = len(w), shape.w[0], _whole(x), _in_tiles(w.permute(0, 2, 3, 4, 1))
     y = w.new_empty((models, *shape.y))
-    grid = (triton.cdiv(shape.pixels, TILE) * models, triton.cdiv(co, _tile(co)))
-    bias, tiles = w if b is None else b.contiguous(), (w.shape[-1], _tile(co), TILE)
-    _forward[grid](x, w, bias, y, shape.examples, x.stride(0), b is not None, *shape.sizes, *tiles)
+    tile = SUMS // max(8, _tile(co))
+    grid = (triton.cdiv(shape.pixels, tile) * models, triton.cdiv(co, _tile(co)))
+    bias, tiles = w if b is None else b.contiguous(), (w.shape[-1], _tile(co), tile)
+    _forward[grid](x, w, bias, y, shape.examples, x.stride(0), 1, b is not None, *shape.sizes, *tiles)
     return y
 
 
@@ -196,8 +200,9 @@ def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the input, ``(M, examples, CI, H, W)``."""
     models, (_, ci, height, width), w = len(w), shape.x, _in_tiles(w.permute(0, 1, 3, 4, 2))
     dx = w.new_empty((models, *shape.x))
-    grid = (triton.cdiv(shape.examples * height * width, TILE) * models, triton.cdiv(ci, _tile(ci)))
-    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, *shape.sizes, w.shape[-1], _tile(ci), TILE)
+    tiles = w.shape[-1], _tile(ci), SUMS // max(8, _tile(ci))
+    grid = (triton.cdiv(shape.examples * height * width, tiles[-1]) * models, triton.cdiv(ci, _tile(ci)))
+    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, 1, *shape.sizes, *tiles)
     return dx
 
 
@@ -209,7 +214,7 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels // shape.examples, WARP)))
     dw, x = dy.new_empty((models, parts, *shape.w)), _whole(x)
     arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), *shape.sizes
-    _backward_weight[(models, parts, tiles)](*arguments, co_tile, tap_tile, WARP, 2, num_warps=1)
+    _backward_weight[(tiles, parts, models)](*arguments, co_tile, tap_tile, WARP, 2, num_warps=1)
     return dw.sum(dim=1)
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def forward_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -27,3 +29,13 @@ def products_in(precision: str) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def as_autocast_has_it(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Return a product's tensors in the type in which autocast computes it, if it is on."""
+    kind = next(each.device.type for each in tensors if each is not None)
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    narrow = {torch.float16, torch.bfloat16, torch.float32}
+    return tuple(each.to(dtype) if each is not None and each.dtype in narrow else each for each in tensors)

@@ -106,13 +106,13 @@ def _seen_through(function: Any) -> Any:
     return copy
 
 
-_multi_head = _seen_through(F.multi_head_attention_forward)
+multi_head = _seen_through(F.multi_head_attention_forward)
 
 
 def _multi_head_attention(mode: Keyed, *args: Any, **options: Any) -> Any:
     """Return what ``nn.MultiheadAttention`` does, whose dropout is a call inside its own."""
     with mode:
-        return _multi_head(*args, **options)
+        return multi_head(*args, **options)
 
 
 def _recurrent(function: Any, mode: Keyed, *args: Any) -> Sequence[Tensor] | None:

@@ -16,80 +16,126 @@ from torch import Tensor
 from fedhist.clients.images import Shape, convolution, merged
 
 
-@triton.jit(do_not_specialize=["pixels", "H", "W", "OH", "OW", "KH", "KW"])
+@triton.jit(do_not_specialize=["images", "H", "W", "OH", "OW", "KH", "KW"])
 def _convolve(
-    x_ptr, w_ptr, b_ptr, y_ptr, pixels, CI, H, W, CO, OH, OW, KH, KW, SH, SW, PH, PW,
-    has_bias: tl.constexpr, TO_INPUT: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, w_ptr, b_ptr, y_ptr, images, CI, H, W, CO, OH, OW, KH, KW, SH, SW, PH, PW,
+    has_bias: tl.constexpr, TO_INPUT: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
     BP: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     """y[m, p, co] = Σ_(i, j, ci) w[m, co, i, j, ci]·x[m, pixel that (i, j) from p meets, ci]; p counts all pixels.
 
-    Forward, that pixel is at p·S + (i, j) - P. Where the gradient of the input is computed x is that of the output, and
-    the pixel is where p is met from: (p + P - (i, j))/S, if that is a whole number.
+    Forward, that pixel is at p·S + (i, j) - P. For the gradient of the input x is that of the output, and the pixel is
+    (p + P - (i, j))/S: where that is no whole number there is none, so pixels take turns by their remainders, each with
+    the (i, j) that fit. FLAT is for few channels: a product goes over those of several (i, j).
     """
     model = tl.program_id(1).to(tl.int64)
     outputs = tl.cdiv(CO, BO)
-    p = tl.program_id(0) // outputs * BP + tl.arange(0, BP)
+    n = tl.program_id(0) // outputs * BP + tl.arange(0, BP)
     co = tl.program_id(0) % outputs * BO + tl.arange(0, BO)
-    present = p < pixels
-    example, row, column = p // (OH * OW), p // OW % OH, p % OW
-    images = pixels // (OH * OW)
+    if TO_INPUT:
+        first_row, first_column = tl.program_id(2) // SW, tl.program_id(2) % SW
+        rows, columns = tl.cdiv(OH - first_row, SH), tl.cdiv(OW - first_column, SW)
+        first_i, first_j = (first_row + PH) % SH, (first_column + PW) % SW
+        height, width = tl.cdiv(KH - first_i, SH), tl.cdiv(KW - first_j, SW)
+    else:
+        first_row, first_column, rows, columns, height, width = 0, 0, OH, OW, KH, KW
+    example, row, column = n // (rows * columns), n // columns % rows, n % columns
+    if TO_INPUT:
+        row, column = row * SH + first_row, column * SW + first_column
+    present = n < images * rows * columns
     x_base = x_ptr + (model * images + example) * (H * W) * CI
     w_base = w_ptr + (model * CO + co) * (KH * KW) * CI
-    blocks = tl.cdiv(CI, BI)
+    blocks = tl.cdiv(KH * KW * CI, BI) if FLAT else height * width * tl.cdiv(CI, BI)
     total = tl.zeros((BP, BO), tl.float32)
-    for k in range(0, KH * KW * blocks):
-        tap = k // blocks
-        ci = k % blocks * BI + tl.arange(0, BI)
-        i, j = tap // KW, tap % KW
-        if TO_INPUT:
-            y, x = row + PH - i, column + PW - j
-            inside = present & (y >= 0) & (x >= 0) & (y % SH == 0) & (x % SW == 0)
-            y, x = y // SH, x // SW
+    for k in range(0, blocks):
+        if FLAT:
+            place = k * BI + tl.arange(0, BI)
+            tap, ci, some = place // CI, place % CI, place < KH * KW * CI
+            y, x = (row * SH - PH)[:, None] + (tap // KW)[None, :], (column * SW - PW)[:, None] + (tap % KW)[None, :]
+            inside = (present[:, None] & some[None, :]) & (y >= 0) & (x >= 0) & (y < H) & (x < W)
+            value = tl.load(x_base[:, None] + (y * W + x) * CI + ci[None, :], inside, 0.0)
         else:
-            y, x = row * SH - PH + i, column * SW - PW + j
-            inside = present & (y >= 0) & (x >= 0)
-        inside = inside & (y < H) & (x < W)
-        some = ci < CI
-        value = tl.load(x_base[:, None] + ((y * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0)
-        weight = tl.load(w_base[None, :] + tap * CI + ci[:, None], some[:, None] & (co < CO)[None, :], 0.0)
+            tap = k // tl.cdiv(CI, BI)
+            ci = k % tl.cdiv(CI, BI) * BI + tl.arange(0, BI)
+            i, j, some = tap // width, tap % width, ci < CI
+            if TO_INPUT:
+                i, j = i * SH + first_i, j * SW + first_j
+                y, x = (row + PH - i) // SH, (column + PW - j) // SW
+                inside = present & (row + PH >= i) & (column + PW >= j) & (y < H) & (x < W)
+            else:
+                y, x = row * SH - PH + i, column * SW - PW + j
+                inside = present & (y >= 0) & (x >= 0) & (y < H) & (x < W)
+            place = (i * KW + j) * CI + ci
+            value = tl.load(x_base[:, None] + ((y * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0)
+        weight = tl.load(w_base[None, :] + place[:, None], some[:, None] & (co < CO)[None, :], 0.0)
         total = tl.dot(value, weight, total, input_precision=PRECISION)
     if has_bias:
         total += tl.load(b_ptr + model * CO + co, co < CO, 0.0)[None, :].to(tl.float32)
-    y_place = (model * pixels + p)[:, None] * CO + co[None, :]
-    tl.store(y_ptr + y_place, total, present[:, None] & (co < CO)[None, :])
+    pixel = (model * images + example) * (OH * OW) + row * OW + column
+    tl.store(y_ptr + pixel[:, None] * CO + co[None, :], total, present[:, None] & (co < CO)[None, :])
 
 
-@triton.jit(do_not_specialize=["pixels", "share", "parts", "H", "W", "OH", "OW", "KH", "KW"])
+@triton.jit(do_not_specialize=["images", "share", "parts", "H", "W", "OH", "OW", "KH", "KW"])
 def _of_weights(
-    dy_ptr, x_ptr, dw_ptr, pixels, share, parts, CI, H, W, CO, OH, OW, KH, KW, SH, SW, PH, PW,
-    PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BP: tl.constexpr,
+    dy_ptr, x_ptr, dw_ptr, images, share, parts, CI, H, W, CO, OH, OW, KH, KW, SH, SW, PH, PW,
+    FLAT: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """dw[m, part, co, i, j, ci] = Σ_p dy[m, p, co]·x[m, pixel at p·S + (i, j) - P, ci], p from a share of all pixels."""
     model, part = (tl.program_id(1) // parts).to(tl.int64), tl.program_id(1) % parts
-    inputs = tl.cdiv(CI, BI)
-    tap = tl.program_id(0) % (KH * KW)
-    ci = tl.program_id(0) // (KH * KW) % inputs * BI + tl.arange(0, BI)
-    co = tl.program_id(0) // (KH * KW) // inputs * BO + tl.arange(0, BO)
-    images = pixels // (OH * OW)
+    taps, pixels = KH * KW, images * OH * OW
+    if FLAT:
+        blocks = tl.cdiv(taps * CI, BI)
+        place = tl.program_id(0) % blocks * BI + tl.arange(0, BI)
+        tap, ci, some = place // CI, place % CI, place < taps * CI
+        co = tl.program_id(0) // blocks * BO + tl.arange(0, BO)
+    else:
+        tap = tl.program_id(0) % taps
+        ci = tl.program_id(0) // taps % tl.cdiv(CI, BI) * BI + tl.arange(0, BI)
+        some = ci < CI
+        co = tl.program_id(0) // taps // tl.cdiv(CI, BI) * BO + tl.arange(0, BO)
     x_base = x_ptr + model * images * (H * W) * CI
     dy_base = dy_ptr + model * pixels * CO
+    p = part * share + tl.arange(0, BP)
+    column, row, image = p % OW, p // OW % OH, p // (OH * OW)
     total = tl.zeros((BO, BI), tl.float32)
-    for start in range(part * share, tl.minimum((part + 1) * share, pixels), BP):
-        p = start + tl.arange(0, BP)
+    for _ in range(part * share, tl.minimum((part + 1) * share, pixels), BP):
         present = p < pixels
-        y, x = p // OW % OH * SH - PH + tap // KW, p % OW * SW - PW + tap % KW
-        inside = present & (y >= 0) & (x >= 0) & (y < H) & (x < W)
-        place = (p // (OH * OW) * H + y) * W + x
+        if FLAT:
+            y, x = (row * SH - PH)[:, None] + (tap // KW)[None, :], (column * SW - PW)[:, None] + (tap % KW)[None, :]
+            inside = (present[:, None] & some[None, :]) & (y >= 0) & (x >= 0) & (y < H) & (x < W)
+            value = tl.load(x_base + ((image[:, None] * H + y) * W + x) * CI + ci[None, :], inside, 0.0)
+        else:
+            y, x = row * SH - PH + tap // KW, column * SW - PW + tap % KW
+            inside = present & (y >= 0) & (x >= 0) & (y < H) & (x < W)
+            value = tl.load(x_base + (((image * H + y) * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0)
         slope = tl.load(dy_base + co[:, None] + (p * CO)[None, :], present[None, :] & (co < CO)[:, None], 0.0)
-        value = tl.load(x_base + (place * CI)[:, None] + ci[None, :], inside[:, None] & (ci < CI)[None, :], 0.0)
         total = tl.dot(slope, value, total, input_precision=PRECISION)
-    dw_place = (((model * parts + part) * CO + co)[:, None] * (KH * KW) + tap) * CI + ci[None, :]
-    tl.store(dw_ptr + dw_place, total, (co < CO)[:, None] & (ci < CI)[None, :])
+        # The next pixels, by carrying instead of dividing, which takes longer than the product.
+        p += BP
+        column += BP % OW
+        over = column >= OW
+        column -= tl.where(over, OW, 0)
+        row += BP // OW % OH + over.to(tl.int32)
+        over = row >= OH
+        row -= tl.where(over, OH, 0)
+        image += BP // (OH * OW) + over.to(tl.int32)
+    dw_place = ((model * parts + part) * CO + co)[:, None] * (taps * CI) + (tap * CI + ci)[None, :]
+    tl.store(dw_ptr + dw_place, total, (co < CO)[:, None] & some[None, :])
+
+
+@triton.jit(do_not_specialize=["w_stride", "a_stride", "b_stride", "B", "C"])
+def _turn(w_ptr, y_ptr, w_stride, a_stride, b_stride, A, B, C, TILE_B: tl.constexpr, TILE_C: tl.constexpr):
+    """y[m, a, c, b] = w[m, a, b, c], where a and b lie at strides of their own."""
+    model, a, block = tl.program_id(1).to(tl.int64), tl.program_id(0) % A, tl.program_id(0) // A
+    b = block % tl.cdiv(B, TILE_B) * TILE_B + tl.arange(0, TILE_B)
+    c = block // tl.cdiv(B, TILE_B) * TILE_C + tl.arange(0, TILE_C)
+    there = (b < B)[:, None] & (c < C)[None, :]
+    value = tl.load(w_ptr + model * w_stride + a * a_stride + (b * b_stride)[:, None] + c[None, :], there, 0.0)
+    tl.store(y_ptr + (model * A + a) * B * C + (c * B)[None, :] + b[:, None], value, there)
 
 
 def _last(x: Tensor) -> Tensor:
-    """Return images with the channels last, ``(M, examples, height, width, channels)``; those that have them are not copied."""
+    """Return images with the channels last, ``(M, examples, height, width, channels)``, copied where they are not."""
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
@@ -97,53 +143,78 @@ def _first(x: Tensor) -> Tensor:
     return x.permute(0, 1, 4, 2, 3)
 
 
-def _precision(x: Tensor) -> str:
+def _turned(w: Tensor, strides: tuple[int, int], sizes: tuple[int, int, int]) -> Tensor:
+    """Return ``(M, A, C, B)`` from ``(M, A, B, C)``, whose axes A and B have these strides."""
+    a, b, c = sizes
+    y = w.new_empty((len(w), a, c, b))
+    tiles = (16, 64) if b < c else (64, 16)
+    grid = a * triton.cdiv(b, tiles[0]) * triton.cdiv(c, tiles[1]), len(w)
+    _turn[grid](w, y, w.stride(0), *strides, *sizes, *tiles)
+    return y
+
+
+def _precision() -> str:
     """Return how products of float32 are computed: by one product of TF32, or by three, which are as exact as float32."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
 
 
-def _tile(channels: int, most: int = 64) -> int:
+FEW = 16
+"""Channels of an input below which a product goes over those of several weights."""
+
+
+def _tile(channels: int, most: int) -> int:
     return max(16, min(most, int(triton.next_power_of_2(channels))))
 
 
-def _product(x: Tensor, w: Tensor, b: Tensor | None, y: tuple[int, ...], shape: Shape, *, to_input: bool) -> Tensor:
-    """Return ``(M, examples, CO, OH, OW)`` from images and weights ``(M, CO, CI, KH, KW)``."""
-    x, w = _last(x), w.permute(0, 1, 3, 4, 2).contiguous()
+def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shape: Shape, *, to_input: bool) -> Tensor:
+    """Return images ``(M, examples, *size)`` from others and weights ``(M, CO, CI, KH, KW)``."""
+    x, w = _last(x), w if w[0].is_contiguous() else w.contiguous()
     models, examples, height, width, ci = x.shape
-    co, kernel, (oh, ow) = w.shape[1], w.shape[2:4], y[-2:]
-    result = x.new_empty((models, examples, oh, ow, co))
-    pixels, tiles = examples * oh * ow, (128, _tile(co), _tile(ci, 32))
-    grid = (triton.cdiv(pixels, tiles[0]) * triton.cdiv(co, tiles[1]), models)
-    bias = w if b is None else b.contiguous()
-    stride, padding, *_ = shape.options
-    sizes = pixels, ci, height, width, co, oh, ow, *kernel, *stride, *padding
-    _convolve[grid](x, w, bias, result, *sizes, b is not None, to_input, _precision(x), *tiles, num_warps=4, num_stages=3)
-    return _first(result)
+    (co, oh, ow), kernel, (stride, padding, *_) = size, shape.w[2:], shape.options
+    taps = kernel.numel()
+    # As (M, CO, KH·KW, CI), or with CO and CI exchanged.
+    w = _turned(w, (taps, co * taps) if to_input else (ci * taps, taps), (co, ci, taps))
+    y = x.new_empty((models, examples, oh, ow, co))
+    flat = ci < FEW and not to_input
+    large = co >= 128  # then tiles are squares
+    tiles = 128, _tile(co, 128 if large else 64), 32 if flat else _tile(ci, 32 if x.dtype == torch.float32 else 64)
+    turns = stride[0] * stride[1] if to_input else 1
+    pixels = examples * triton.cdiv(oh, stride[0]) * triton.cdiv(ow, stride[1]) if to_input else examples * oh * ow
+    grid = (triton.cdiv(pixels, tiles[0]) * triton.cdiv(co, tiles[1]), models, turns)
+    sizes = examples, ci, height, width, co, oh, ow, *kernel, *stride, *padding
+    bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, _precision())
+    _convolve[grid](x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
+    return _first(y)
 
 
 def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
-    return _product(x, w, b, shape.y, shape, to_input=False)
+    return _product(x, w, b, shape.y[1:], shape, to_input=False)
 
 
 def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    return _product(dy, w.transpose(1, 2), None, tuple(shape.x), shape, to_input=True)
+    return _product(dy, w, None, tuple(shape.x[1:]), shape, to_input=True)
 
 
 def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     dy, x = _last(dy), _last(x)
     models, examples, oh, ow, co = dy.shape
     _, _, height, width, ci = x.shape
-    kernel, pixels = shape.w[2:], examples * oh * ow
-    tiles = _tile(co), _tile(ci), 32
-    programs = triton.cdiv(co, tiles[0]) * triton.cdiv(ci, tiles[1]) * kernel[0] * kernel[1]
+    kernel, (stride, padding, *_) = shape.w[2:], shape.options
+    pixels, flat = examples * oh * ow, ci < FEW
+    # Where pixels are summed over, tensor cores of the newest kind take bfloat16 alone: fewer warps have the older kind.
+    narrow, precision = dy.dtype != torch.float32, _precision()
+    outputs, warps = (64, 4) if narrow or flat else (64, 2) if precision == "tf32" else (32, 2)
+    tiles = _tile(co, outputs), 32 if flat else _tile(ci, 64), 64 if narrow else 32
+    inputs = triton.cdiv(kernel.numel() * ci, tiles[1]) if flat else kernel.numel() * triton.cdiv(ci, tiles[1])
+    programs = triton.cdiv(co, tiles[0]) * inputs
     parts = max(1, min(triton.cdiv(512, models * programs), pixels // 512))
     share = triton.cdiv(triton.cdiv(pixels, parts), tiles[2]) * tiles[2]
-    dw = dy.new_empty((models, parts, co, *kernel, ci), dtype=torch.float32)
-    stride, padding, *_ = shape.options
-    sizes = pixels, share, parts, ci, height, width, co, oh, ow, *kernel, *stride, *padding
-    _of_weights[(programs, models * parts)](dy, x, dw, *sizes, _precision(x), *tiles, num_warps=4, num_stages=3)
+    dw = dy.new_empty((models, parts, co, kernel.numel(), ci), dtype=torch.float32)
+    sizes = examples, share, parts, ci, height, width, co, oh, ow, *kernel, *stride, *padding
+    _of_weights[(programs, models * parts)](dy, x, dw, *sizes, flat, precision, *tiles, num_warps=warps, num_stages=3)
     whole = dw[:, 0] if parts == 1 else dw.sum(dim=1)
-    return whole.permute(0, 1, 4, 2, 3).to(dy.dtype)
+    turned = _turned(whole, (kernel.numel() * ci, ci), (co, kernel.numel(), ci))
+    return turned.view(models, *shape.w).to(dy.dtype)
 
 
 Conv = convolution(_conv, _conv_input, _conv_weight)
@@ -272,7 +343,7 @@ def _norm_sizes(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, ...
     return (
         (models * examples, channels // together),
         (height * width, channels, examples, x.stride(-1), x.stride(2)),
-        (per, together, min(1024, int(triton.next_power_of_2(height * width)))),
+        (per, together, 512 if height * width > 64 else 64),  # few, since each is compiled
     )
 
 
@@ -286,3 +357,31 @@ def norm(
     if rest or per & (per - 1) or input.shape[1] % max(per, 16):
         return None
     return Norm.apply(input[None], weight[None], bias[None], num_groups, eps)[0][0]  # type: ignore[no-any-return]
+
+
+class _Relu(torch.autograd.Function):
+    """Rectifies images; the gradient lies as they do, where that of a mean or a view would change the order for good."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        if dy.stride() != y.stride():
+            dy = torch.empty_like(y).copy_(dy)
+        return torch.ops.aten.threshold_backward(dy, y, 0)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return _Relu.apply(x.movedim(in_dims[0], 0)), 0
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor | None:
+    """Do as ``F.relu`` does to images; return None for what it is left to."""
+    return None if inplace or input.ndim != 4 else _Relu.apply(input)  # type: ignore[no-any-return]
