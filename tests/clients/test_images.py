@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedhist.clients import images
-from fedhist.clients.images import ManyImages, OneByOne, Shape
+from fedhist.clients.images import WIDE, Kernels, ManyImages, OneByOne, Shape
 
 MODELS, EXAMPLES = 3, 2
 OPTIONS: list[dict[str, Any]] = [
@@ -83,31 +82,37 @@ def test_in_bfloat16_each_model_computes_what_it_would_by_itself() -> None:
             torch.testing.assert_close(found[name][i], value, rtol=0.02, atol=0.02 * float(value.abs().max()))
 
 
-def test_small_layers_go_to_one_kernel_and_others_to_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_go_to_the_kernels_for_their_size() -> None:
     seen: list[str] = []
 
-    class Small:
-        @staticmethod
-        def apply(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
-            seen.append("small")
-            return OneByOne.apply(x, w, b, shape)  # type: ignore[no-untyped-call,no-any-return]
+    def kind(name: str) -> Any:
+        class Kind:
+            @staticmethod
+            def apply(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
+                seen.append(name)
+                return OneByOne.apply(x, w, b, shape)  # type: ignore[no-untyped-call,no-any-return]
 
-    def pool(x: Tensor, *_: Any, **__: Any) -> None:
+        return Kind
+
+    def pool(*_: Any, **__: Any) -> None:
         seen.append("pool")
 
-    x, layer = torch.randn(2, 3, 8, 8), nn.Conv2d(3, 5, 3)
-    products = 5 * 6 * 6 * 27
-    for limit, kind in ((products + 1, ["small"]), (products, [])):
-        monkeypatch.setattr(images, "LARGE", limit)
-        with ManyImages((Small, pool)):  # type: ignore[arg-type]
+    kernels = Kernels(kind("small"), kind("wide"), {F.max_pool2d: pool})
+    x = torch.randn(2, 3, 8, 8)
+    for outputs, options, expected in (
+        (5, {}, ["small"]),
+        (WIDE, {}, ["wide"]),
+        (WIDE, {"dilation": 2}, []),
+        (3, {"groups": 3}, []),
+    ):
+        layer = nn.Conv2d(3, outputs, 3, **options)
+        with ManyImages(kernels):
             found = layer(x)
         torch.testing.assert_close(found, layer(x))
-        assert seen == kind
+        assert seen == expected
         seen.clear()
-    with ManyImages((Small, pool)):  # type: ignore[arg-type]
+    with ManyImages(kernels):
         assert F.max_pool2d(x, 2).shape == (2, 3, 4, 4)  # which PyTorch does for a kernel that cannot
-        nn.Conv2d(3, 3, 3, groups=3)(x)
-        layer.double()(x.double())
     assert seen == ["pool"]
 
 

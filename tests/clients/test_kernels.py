@@ -21,9 +21,7 @@ from fedhist.clients.images import Kernels, ManyImages  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
-KERNELS = Kernels(
-    kernels.Conv, wide.Conv, {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu}
-)
+KERNELS = Kernels(kernels.Conv, wide.Conv, {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu})
 
 
 def randn(*shape: int) -> Tensor:

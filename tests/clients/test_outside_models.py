@@ -146,9 +146,7 @@ def test_what_takes_turns_is_told_once() -> None:
         warnings.simplefilter("always")
         many, _ = run(Crossed, IMAGES, "batched")
     (warning,) = found
-    assert str(warning.message).startswith(
-        "PyTorch computes aten::bilinear for one client after the other"
-    )
+    assert str(warning.message).startswith("PyTorch computes aten::bilinear for one client after the other")
     one, _ = run(Crossed, IMAGES, "reference")
     assert torch.allclose(one, many, atol=1e-6)
 

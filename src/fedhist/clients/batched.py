@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -86,6 +86,15 @@ def _kernels(device: torch.device) -> Kernels | None:
         warnings.warn(what, stacklevel=3)
         return None
     return found
+
+
+def _compiled_together(device: torch.device) -> AbstractContextManager[None]:
+    """Let the kernels of a first try be compiled beside each other, which takes longer than all else at the start."""
+    if _kernels(device) is None:
+        return nullcontext()
+    from fedhist.clients.kernels import compiled_together  # noqa: PLC0415
+
+    return compiled_together()
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,6 +314,8 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device, prec
         with warnings.catch_warnings(record=True) as found:
             warnings.filterwarnings("always", TAKES_TURNS)
             padding = 0 if task.layout.statistics else 1
+            with _compiled_together(device):
+                _try_batch(task, objective, device, precision, 2, 2)
             plain, with_padding = (_try_batch(task, objective, device, precision, 2, 2, n) for n in (0, padding))
             net = Nets(device, many=True).of(task, 0)
             models = task.layout.flatten(net.module).repeat(2, 1)

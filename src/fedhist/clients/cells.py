@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedhist.clients.kernels import launch
+
 TILE = 512
 
 
@@ -62,7 +64,7 @@ class _Cell(torch.autograd.Function):
         inputs, hidden, cell = inputs.contiguous(), hidden.contiguous(), cell.contiguous()
         gates, output, state = torch.empty_like(inputs), torch.empty_like(cell), torch.empty_like(cell)
         grid = (triton.cdiv(cell.numel(), TILE),)
-        _forward[grid](inputs, hidden, cell, gates, output, state, cell.numel(), cell.shape[-1], TILE)
+        launch(_forward, grid, inputs, hidden, cell, gates, output, state, cell.numel(), cell.shape[-1], TILE)
         return output, state, gates
 
     @staticmethod
@@ -77,8 +79,18 @@ class _Cell(torch.autograd.Function):
         d_gates, d_cell = torch.empty_like(gates), torch.empty_like(state)
         slopes = d_output.contiguous(), d_state.contiguous()
         grid = (triton.cdiv(d_cell.numel(), TILE),)
-        _backward[grid](
-            *slopes, gates, cell.contiguous(), state, d_gates, d_cell, d_cell.numel(), d_cell.shape[-1], TILE
+        launch(
+            _backward,
+            grid,
+            *slopes,
+            gates,
+            cell.contiguous(),
+            state,
+            d_gates,
+            d_cell,
+            d_cell.numel(),
+            d_cell.shape[-1],
+            TILE,
         )
         return d_gates, d_gates, d_cell
 

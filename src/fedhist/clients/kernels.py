@@ -7,6 +7,9 @@ patches. Sums are plain float32, in an order that depends on shapes alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +21,35 @@ from torch import Tensor
 from fedhist.clients.images import Shape, convolution, over_models, pair
 
 
-@triton.jit(do_not_specialize=["one"])
+_compiling = False
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Let kernels be compiled beside each other instead of launched, where Triton can do that."""
+    global _compiling  # noqa: PLW0603
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or _compiling:
+        yield
+        return
+    # In one thread, since Triton's mode is that of a thread, and gradients would be computed in another.
+    with ThreadPoolExecutor() as pool, mode(pool), torch.autograd.set_multithreading_enabled(False):
+        _compiling = True
+        try:
+            yield
+        finally:
+            _compiling = False
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Start a kernel, or let it be compiled for later."""
+    if _compiling:
+        kernel.warmup(*args, grid=grid, **options)
+    else:
+        kernel[grid](*args, **options)
+
+
+@triton.jit(do_not_specialize=["one", "examples", "x_stride"])
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, examples, x_stride, one, has_bias: tl.constexpr,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
@@ -53,7 +84,7 @@ def _forward(
     tl.store(y_ptr + y_place[None, :] + (co * (OH * OW))[:, None], total, mask=(co < CO)[:, None] & present[None, :])
 
 
-@triton.jit(do_not_specialize=["one"])
+@triton.jit(do_not_specialize=["one", "examples"])
 def _backward_input(
     dy_ptr, w_ptr, dx_ptr, examples, one,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
@@ -87,7 +118,7 @@ def _backward_input(
     tl.store(dx_ptr + dx_place[None, :] + (ci * (H * W))[:, None], total, mask=(ci < CI)[:, None] & present[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples", "x_stride"])
 def _backward_weight(
     dy_ptr, x_ptr, dw_ptr, examples, x_stride,
     CI: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
@@ -96,16 +127,16 @@ def _backward_weight(
 ):  # fmt: skip
     """dw[m, part, co, ci, i, j]: the sum of x·dy over all examples and a share of the output pixels.
 
-    Tensors have the axes of the sum, tap × channel × pixel, so that none is moved between threads; and where pixels lie
-    is computed once for all examples.
+    Tensors have the axes of the sum, channel × tap × pixel, so that none is moved between threads: the warps share the
+    taps and read the same gradients. Where pixels lie is computed once for all examples.
     """
     # A model's weights are computed at the same time, so that they find its images and gradients in the cache.
     model, part, parts = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     co_tiles = tl.cdiv(CO, CO_TILE)
-    co = tl.arange(0, CO_TILE)[None, :, None] + tl.program_id(0) % co_tiles * CO_TILE
-    tap = tl.arange(0, TAP_TILE)[:, None, None] + tl.program_id(0) // co_tiles * TAP_TILE
+    co = tl.arange(0, CO_TILE)[:, None, None] + tl.program_id(0) % co_tiles * CO_TILE
+    tap = tl.arange(0, TAP_TILE)[None, :, None] + tl.program_id(0) // co_tiles * TAP_TILE
     ci, i, j = tap // (KH * KW), tap // KW % KH, tap % KW
-    total = tl.zeros((TAP_TILE, CO_TILE, TILE), tl.float32)
+    total = tl.zeros((CO_TILE, TAP_TILE, TILE), tl.float32)
     for tile in range(part, tl.cdiv(OH * OW, TILE), parts):
         pixel = tile * TILE + tl.arange(0, TILE)[None, None, :]
         row, column = pixel // OW * SH - PH + i, pixel % OW * SW - PW + j
@@ -165,8 +196,30 @@ def _pool_backward(
 
 SUMS, POOL_TILE = 4096, 1024
 """Sums that a program of a convolution keeps, pixels times channels; and pixels of a program of pooling."""
-WARP = 32
-"""The same for the gradient of the weights, whose programs are one warp, since sums across warps cost more."""
+WARP, TAPS = 32, 32
+"""Pixels and weights that a program of the gradient of weights processes at a time: one and eight for each thread."""
+PROGRAMS = 1024
+"""Programs that fill a GPU."""
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _total(x_ptr, y_ptr, parts, size, TILE: tl.constexpr):
+    """y[m, n] = Σ_part x[m, part, n]."""
+    model, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * TILE + tl.arange(0, TILE)
+    total = tl.zeros((TILE,), tl.float32)
+    for part in range(parts):
+        total += tl.load(x_ptr + (model * parts + part) * size + n, n < size, 0.0)
+    tl.store(y_ptr + model * size + n, total, n < size)
+
+
+def whole_of(parts: Tensor) -> Tensor:
+    """Return ``(M, ...)``, the sums of ``(M, parts, ...)``; PyTorch's takes three times as long for few and small parts."""
+    if parts.shape[1] == 1:
+        return parts[:, 0]
+    total = parts.new_empty((len(parts), *parts.shape[2:]))
+    size = total[0].numel()
+    launch(_total, (triton.cdiv(size, 256), len(parts)), parts, total, parts.shape[1], size, 256)
+    return total
 
 
 def _tile(channels: int) -> int:
@@ -192,7 +245,7 @@ def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
     tile = SUMS // max(8, _tile(co))
     grid = (triton.cdiv(shape.pixels, tile) * models, triton.cdiv(co, _tile(co)))
     bias, tiles = w if b is None else b.contiguous(), (w.shape[-1], _tile(co), tile)
-    _forward[grid](x, w, bias, y, shape.examples, x.stride(0), 1, b is not None, *shape.sizes, *tiles)
+    launch(_forward, grid, x, w, bias, y, shape.examples, x.stride(0), 1, b is not None, *shape.sizes, *tiles)
     return y
 
 
@@ -202,20 +255,20 @@ def _conv_input(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     dx = w.new_empty((models, *shape.x))
     tiles = w.shape[-1], _tile(ci), SUMS // max(8, _tile(ci))
     grid = (triton.cdiv(shape.examples * height * width, tiles[-1]) * models, triton.cdiv(ci, _tile(ci)))
-    _backward_input[grid](dy.contiguous(), w, dx, shape.examples, 1, *shape.sizes, *tiles)
+    launch(_backward_input, grid, dy.contiguous(), w, dx, shape.examples, 1, *shape.sizes, *tiles)
     return dx
 
 
 def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the weights, ``(M, CO, CI, KH, KW)``."""
-    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(8, triton.next_power_of_2(shape.taps))
+    models, co_tile, tap_tile = len(dy), _tile(shape.w[0]), min(TAPS, triton.next_power_of_2(shape.taps))
     tiles = triton.cdiv(shape.w[0], co_tile) * triton.cdiv(shape.taps, tap_tile)
     # Enough programs to fill a GPU.
-    parts = max(1, min(triton.cdiv(4096, models * tiles), triton.cdiv(shape.pixels // shape.examples, WARP)))
+    parts = max(1, min(triton.cdiv(PROGRAMS, models * tiles), triton.cdiv(shape.pixels // shape.examples, WARP)))
     dw, x = dy.new_empty((models, parts, *shape.w)), _whole(x)
     arguments = dy.contiguous(), x, dw, shape.examples, x.stride(0), *shape.sizes
-    _backward_weight[(tiles, parts, models)](*arguments, co_tile, tap_tile, WARP, 2, num_warps=1)
-    return dw.sum(dim=1)
+    launch(_backward_weight, (tiles, parts, models), *arguments, co_tile, tap_tile, WARP, 2, num_warps=4)
+    return whole_of(dw)
 
 
 Conv = convolution(_conv, _conv_input, _conv_weight)
@@ -226,7 +279,7 @@ def _pool_input(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[
     dx = dy.new_empty((*dy.shape[:-2], *size))
     grid = (triton.cdiv(dx.numel(), POOL_TILE),)
     constants = *size, *dy.shape[-2:], *window, *stride, POOL_TILE
-    _pool_backward[grid](dy.contiguous(), which.contiguous(), dx, dx.numel(), *constants)
+    launch(_pool_backward, grid, dy.contiguous(), which.contiguous(), dx, dx.numel(), *constants)
     return dx
 
 
@@ -244,7 +297,7 @@ class _Pool(torch.autograd.Function):
         y = x.new_empty((*x.shape[:-2], oh, ow))
         which = torch.empty_like(y, dtype=torch.int8)
         grid = (triton.cdiv(y.numel(), POOL_TILE),)
-        _pool_forward[grid](x, y, which, y.numel(), height, width, oh, ow, *window, *stride, POOL_TILE)
+        launch(_pool_forward, grid, x, y, which, y.numel(), height, width, oh, ow, *window, *stride, POOL_TILE)
         return y, which
 
     @staticmethod

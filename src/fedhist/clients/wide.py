@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedhist.clients.images import Shape, convolution, merged
+from fedhist.clients.kernels import launch, whole_of
 
 
 @triton.jit(do_not_specialize=["images", "H", "W", "OH", "OW", "KH", "KW"])
@@ -66,7 +67,9 @@ def _convolve(
                 y, x = row * SH - PH + i, column * SW - PW + j
                 inside = present & (y >= 0) & (x >= 0) & (y < H) & (x < W)
             place = (i * KW + j) * CI + ci
-            value = tl.load(x_base[:, None] + ((y * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0)
+            value = tl.load(
+                x_base[:, None] + ((y * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0
+            )
         weight = tl.load(w_base[None, :] + place[:, None], some[:, None] & (co < CO)[None, :], 0.0)
         total = tl.dot(value, weight, total, input_precision=PRECISION)
     if has_bias:
@@ -107,7 +110,9 @@ def _of_weights(
         else:
             y, x = row * SH - PH + tap // KW, column * SW - PW + tap % KW
             inside = present & (y >= 0) & (x >= 0) & (y < H) & (x < W)
-            value = tl.load(x_base + (((image * H + y) * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0)
+            value = tl.load(
+                x_base + (((image * H + y) * W + x) * CI)[:, None] + ci[None, :], inside[:, None] & some[None, :], 0.0
+            )
         slope = tl.load(dy_base + co[:, None] + (p * CO)[None, :], present[None, :] & (co < CO)[:, None], 0.0)
         total = tl.dot(slope, value, total, input_precision=PRECISION)
         # The next pixels, by carrying instead of dividing, which takes longer than the product.
@@ -149,7 +154,7 @@ def _turned(w: Tensor, strides: tuple[int, int], sizes: tuple[int, int, int]) ->
     y = w.new_empty((len(w), a, c, b))
     tiles = (16, 64) if b < c else (64, 16)
     grid = a * triton.cdiv(b, tiles[0]) * triton.cdiv(c, tiles[1]), len(w)
-    _turn[grid](w, y, w.stride(0), *strides, *sizes, *tiles)
+    launch(_turn, grid, w, y, w.stride(0), *strides, *sizes, *tiles)
     return y
 
 
@@ -183,7 +188,7 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shap
     grid = (triton.cdiv(pixels, tiles[0]) * triton.cdiv(co, tiles[1]), models, turns)
     sizes = examples, ci, height, width, co, oh, ow, *kernel, *stride, *padding
     bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, _precision())
-    _convolve[grid](x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
+    launch(_convolve, grid, x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
     return _first(y)
 
 
@@ -211,9 +216,20 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     share = triton.cdiv(triton.cdiv(pixels, parts), tiles[2]) * tiles[2]
     dw = dy.new_empty((models, parts, co, kernel.numel(), ci), dtype=torch.float32)
     sizes = examples, share, parts, ci, height, width, co, oh, ow, *kernel, *stride, *padding
-    _of_weights[(programs, models * parts)](dy, x, dw, *sizes, flat, precision, *tiles, num_warps=warps, num_stages=3)
-    whole = dw[:, 0] if parts == 1 else dw.sum(dim=1)
-    turned = _turned(whole, (kernel.numel() * ci, ci), (co, kernel.numel(), ci))
+    launch(
+        _of_weights,
+        (programs, models * parts),
+        dy,
+        x,
+        dw,
+        *sizes,
+        flat,
+        precision,
+        *tiles,
+        num_warps=warps,
+        num_stages=3,
+    )
+    turned = _turned(whole_of(dw), (kernel.numel() * ci, ci), (co, kernel.numel(), ci))
     return turned.view(models, *shape.w).to(dy.dtype)
 
 
@@ -306,7 +322,7 @@ class Norm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, rstd = (x.new_empty(x.shape[:3], dtype=torch.float32) for _ in range(2))
         grid, sizes, tiles = _norm_sizes(x, groups)
-        _norm_forward[grid](x, gamma.contiguous(), beta.contiguous(), y, mean, rstd, *sizes, eps, *tiles)
+        launch(_norm_forward, grid, x, gamma.contiguous(), beta.contiguous(), y, mean, rstd, *sizes, eps, *tiles)
         return y, mean, rstd
 
     @staticmethod
@@ -325,7 +341,7 @@ class Norm(torch.autograd.Function):
             dy = torch.empty_like(x).copy_(dy)
         dgamma, dbeta = torch.empty_like(mean), torch.empty_like(mean)
         grid, sizes, tiles = _norm_sizes(x, ctx.groups)
-        _norm_backward[grid](dy, x, gamma.contiguous(), mean, rstd, dx, dgamma, dbeta, *sizes, *tiles)
+        launch(_norm_backward, grid, dy, x, gamma.contiguous(), mean, rstd, dx, dgamma, dbeta, *sizes, *tiles)
         return dx, dgamma.sum(dim=1).to(gamma.dtype), dbeta.sum(dim=1).to(gamma.dtype), None, None
 
     @staticmethod

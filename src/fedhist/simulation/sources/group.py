@@ -66,6 +66,7 @@ class Group:
         self.models = torch.stack([run.server.version for run in runs])
         for run, version in zip(runs, self.models, strict=True):
             run.server.place(version)
+        self._ones = torch.ones_like(self.models[0])
         slots = [run.arriving.versions.num_slots + 1 for run in runs]  # one more, for versions that nobody is sent
         self._starts = np.cumsum([0, *slots])
         self.versions = first.new_empty((int(self._starts[-1]), self.parcel.version_width))
@@ -174,7 +175,7 @@ class Group:
         norms = torch.linalg.vector_norm(rows[:, : self._size], dim=1)
         if not self.parcel.plain:
             norms = norms + self.parcel.flaw(rows)
-        sums = self.models.sum(dim=1)  # not a length, whose square overflows long before
+        sums = torch.mv(self.models, self._ones)  # not lengths, whose squares overflow long before
         tables = (torch.split(each, self.ks) for each in (rows, received[:, : self._size], norms))
         return list(zip(*tables, torch.split(sums, 1), strict=True))
 
