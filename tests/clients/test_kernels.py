@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ GPU = torch.cuda.device_count() > 0
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from fedhist.clients import cells, kernels, wide  # noqa: E402
 from fedhist.clients.images import Kernels, ManyImages  # noqa: E402
+from fedhist.clients.kernels import cell, norm, pool, small, wide  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
-KERNELS = Kernels(kernels.Conv, wide.Conv, {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu})
+OTHERS = {F.max_pool2d: pool.max_pool, F.group_norm: norm.group_norm, F.relu: norm.relu}
+KERNELS = Kernels(small.Conv, wide.Conv, OTHERS)
 
 
 def randn(*shape: int) -> Tensor:
@@ -137,7 +139,7 @@ def test_what_the_kernels_do_not_know_is_left_to_pytorch(options: dict[str, Any]
 def test_the_cell_of_an_lstm() -> None:
     """Two positions, so that the gradients of both states are asked for."""
     first, second, hidden = (randn(MODELS, EXAMPLES, 4 * 7).float() * (1 + n) for n in range(3))
-    cell = randn(MODELS, EXAMPLES, 7).float()
+    state = randn(MODELS, EXAMPLES, 7).float()
 
     def written_out(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
@@ -149,10 +151,9 @@ def test_the_cell_of_an_lstm() -> None:
         output, cell = step(second, hidden * output.sum(), cell)
         return wave(output) + 0.5 * wave(cell)
 
-    leaves = [each.requires_grad_() for each in (first, second, hidden, cell)]
+    leaves = [each.requires_grad_() for each in (first, second, hidden, state)]
     found, expected = (
-        torch.autograd.grad(vmap(lambda *own: loss(step, *own))(*leaves).sum(), leaves)
-        for step in (cells.lstm_cell, written_out)
+        torch.autograd.grad(vmap(partial(loss, step))(*leaves).sum(), leaves) for step in (cell.lstm_cell, written_out)
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,10 +76,10 @@ def _kernels(device: torch.device) -> Kernels | None:
     if device.type != "cuda":
         return None
     try:
-        from fedhist.clients import kernels, wide  # noqa: PLC0415
+        from fedhist.clients.kernels import norm, pool, small, wide  # noqa: PLC0415
 
-        others = {F.max_pool2d: kernels.pool, F.group_norm: wide.norm, F.relu: wide.relu, torch.relu: wide.relu}
-        found = Kernels(kernels.Conv, wide.Conv, others)
+        others: dict[Any, Callable[..., Tensor | None]] = {F.max_pool2d: pool.max_pool, F.group_norm: norm.group_norm}
+        found = Kernels(small.Conv, wide.Conv, others | dict.fromkeys((F.relu, torch.relu), norm.relu))
         with ManyImages(found):
             F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
     except Exception as error:  # Triton compiles with whatever is installed, so it may raise anything
@@ -92,7 +93,7 @@ def _compiled_together(device: torch.device) -> AbstractContextManager[None]:
     """Let the kernels of a first try be compiled beside each other, which takes longer than all else at the start."""
     if _kernels(device) is None:
         return nullcontext()
-    from fedhist.clients.kernels import compiled_together  # noqa: PLC0415
+    from fedhist.clients.kernels.launch import compiled_together  # noqa: PLC0415
 
     return compiled_together()
 

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.overrides import TorchFunctionMode
@@ -21,7 +20,7 @@ from fedhist.clients.precision import as_autocast_has_it
 WIDE = 32
 """Channels of a layer's output from which on its convolutions are products on tensor cores."""
 ASKS = "querying is_contiguous inside of vmap"
-"""What PyTorch says where a function asks whether the channels are last, which vmap cannot answer where they seem so."""
+"""What PyTorch says where a function asks whether channels are last, which vmap cannot answer where they seem so."""
 STREAMS = 8
 """Models whose layers a captured graph may compute at the same time."""
 
@@ -66,7 +65,7 @@ def merged(values: Sequence[Any], dims: Sequence[int | None], models: int) -> li
 
 
 def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
-    """Return a function that computes `many`, whose tensors have the models' dimension first; vmap adds models to it."""
+    """Return a function that computes `many` on tensors with the models' dimension first; vmap adds models to it."""
 
     class OverModels(torch.autograd.Function):
         @staticmethod
@@ -80,7 +79,7 @@ def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
         @classmethod
         def vmap(cls, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
             result: Tensor = cls.apply(*merged(args, in_dims, info.batch_size))  # type: ignore[no-untyped-call]
-            return result.unflatten(0, (info.batch_size, -1)), 0
+            return result.unflatten(0, (info.batch_size, -1)), 0  # type: ignore[no-untyped-call]
 
     return OverModels
 

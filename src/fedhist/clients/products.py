@@ -42,8 +42,8 @@ class ManyProducts(TorchFunctionMode):
     Parameters
     ----------
     fused
-        Whether attention is PyTorch's memory-efficient kernel, which repeats itself to the bit. PyTorch would choose it,
-        too, but for the gradients of a batch of models it does not ask it to keep what they need.
+        Whether attention is PyTorch's memory-efficient kernel, which repeats itself to the bit. PyTorch would choose
+        it, too, but for the gradients of a batch of models it does not ask it to keep what they need.
     """
 
     def __init__(self, fused: bool) -> None:

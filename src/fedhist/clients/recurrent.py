@@ -24,7 +24,7 @@ Drop = Callable[[Tensor, float], Tensor]
 def _kernel() -> Callable[..., State | None]:
     """Return an LSTM's cell as one kernel; a function that returns None where Triton does not work."""
     try:
-        from fedhist.clients.cells import lstm_cell  # noqa: PLC0415
+        from fedhist.clients.kernels.cell import lstm_cell  # noqa: PLC0415
     except ImportError:
         return lambda *_: None
     return lstm_cell

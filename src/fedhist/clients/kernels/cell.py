@@ -1,4 +1,4 @@
-"""The element-wise part of an LSTM's position as one Triton kernel, instead of ten that take longer to start than to run."""
+"""The element-wise part of an LSTM's position as one kernel, instead of ten that take longer to start than to run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedhist.clients.kernels import launch
+from fedhist.clients.kernels.launch import launch
 
 TILE = 512
 

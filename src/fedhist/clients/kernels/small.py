@@ -1,4 +1,4 @@
-"""Convolution and pooling of many models at once, as Triton kernels.
+"""Convolutions of many models at once with few channels.
 
 The convolutions of many models are one grouped convolution, for which cuDNN has no fast kernels. Here each program
 keeps some pixels of all output channels of one model in registers and reads the images in place, without copying
@@ -7,46 +7,13 @@ patches. Sums are plain float32, in an order that depends on shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedhist.clients.images import Shape, convolution, over_models, pair
-
-
-_compiling = False
-
-
-@contextmanager
-def compiled_together() -> Iterator[None]:
-    """Let kernels be compiled beside each other instead of launched, where Triton can do that."""
-    global _compiling  # noqa: PLW0603
-    mode = getattr(triton, "AsyncCompileMode", None)
-    if mode is None or _compiling:
-        yield
-        return
-    # In one thread, since Triton's mode is that of a thread, and gradients would be computed in another.
-    with ThreadPoolExecutor() as pool, mode(pool), torch.autograd.set_multithreading_enabled(False):
-        _compiling = True
-        try:
-            yield
-        finally:
-            _compiling = False
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Start a kernel, or let it be compiled for later."""
-    if _compiling:
-        kernel.warmup(*args, grid=grid, **options)
-    else:
-        kernel[grid](*args, **options)
+from fedhist.clients.images import Shape, convolution
+from fedhist.clients.kernels.launch import launch, whole_of
 
 
 @triton.jit(do_not_specialize=["one", "examples", "x_stride"])
@@ -59,7 +26,7 @@ def _forward(
     """y[m, b, co, oy, ox] = Σ_(ci, i, j) w[m, ci, i, j, co]·x[m, b, ci, oy·SH + i - PH, ox·SW + j - PW]."""
     tiles = tl.cdiv(examples * OH * OW, TILE)
     model = (tl.program_id(0) // tiles).to(tl.int64)
-    # Of an output pixel among all examples'. Where the compiler knew that they lie beside each other, a thread would take
+    # Of an output pixel among all examples'. If the compiler knew that they lie beside each other, a thread would take
     # four neighbours, and a warp's loads would reach over four times as many lines of the cache.
     place = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE) * one
     present = place < examples * OH * OW
@@ -156,70 +123,12 @@ def _backward_weight(
     tl.store(dw_ptr + dw_place, tl.sum(total, axis=2)[:, :, None], mask=(tap < CI * KH * KW) & (co < CO))
 
 
-@triton.jit
-def _pool_forward(
-    x_ptr, y_ptr, which_ptr, count,
-    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Find the largest value of each window and which one it is: the first of equals, and NaN above all."""
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    present = place < count
-    image, pixel = place // (OH * OW), place % (OH * OW)
-    x_base = x_ptr + image * (H * W) + pixel // OW * SH * W + pixel % OW * SW
-    best = tl.load(x_base, mask=present, other=0.0)
-    which = tl.zeros((TILE,), tl.int8)
-    for tap in range(1, KH * KW):
-        value = tl.load(x_base + tap // KW * W + tap % KW, mask=present, other=0.0)
-        larger = (value > best) | (value != value)  # noqa: PLR0124 (true of NaN)
-        best, which = tl.where(larger, value, best), tl.where(larger, tap, which).to(tl.int8)
-    tl.store(y_ptr + place, best, mask=present)
-    tl.store(which_ptr + place, which, mask=present)
-
-
-@triton.jit
-def _pool_backward(
-    dy_ptr, which_ptr, dx_ptr, count,
-    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Give the gradient of a window to its largest value; windows do not overlap."""
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    image, row, column = place // (H * W), place // W % H, place % W
-    pixel = row // SH * OW + column // SW
-    inside = (place < count) & (row // SH < OH) & (column // SW < OW) & (row % SH < KH) & (column % SW < KW)
-    which = tl.load(which_ptr + image * (OH * OW) + pixel, mask=inside, other=-1)
-    gradient = tl.load(dy_ptr + image * (OH * OW) + pixel, mask=inside, other=0.0)
-    chosen = which == row % SH * KW + column % SW
-    tl.store(dx_ptr + place, tl.where(chosen, gradient, 0.0), mask=place < count)
-
-
-SUMS, POOL_TILE = 4096, 1024
-"""Sums that a program of a convolution keeps, pixels times channels; and pixels of a program of pooling."""
+SUMS = 4096
+"""Sums that a program keeps, pixels times channels."""
 WARP, TAPS = 32, 32
 """Pixels and weights that a program of the gradient of weights processes at a time: one and eight for each thread."""
 PROGRAMS = 1024
 """Programs that fill a GPU."""
-
-
-@triton.jit(do_not_specialize=["parts"])
-def _total(x_ptr, y_ptr, parts, size, TILE: tl.constexpr):
-    """y[m, n] = Σ_part x[m, part, n]."""
-    model, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * TILE + tl.arange(0, TILE)
-    total = tl.zeros((TILE,), tl.float32)
-    for part in range(parts):
-        total += tl.load(x_ptr + (model * parts + part) * size + n, n < size, 0.0)
-    tl.store(y_ptr + model * size + n, total, n < size)
-
-
-def whole_of(parts: Tensor) -> Tensor:
-    """Return ``(M, ...)``, the sums of ``(M, parts, ...)``; PyTorch's takes three times as long for few and small parts."""
-    if parts.shape[1] == 1:
-        return parts[:, 0]
-    total = parts.new_empty((len(parts), *parts.shape[2:]))
-    size = total[0].numel()
-    launch(_total, (triton.cdiv(size, 256), len(parts)), parts, total, parts.shape[1], size, 256)
-    return total
 
 
 def _tile(channels: int) -> int:
@@ -272,58 +181,3 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
 
 
 Conv = convolution(_conv, _conv_input, _conv_weight)
-
-
-def _pool_input(dy: Tensor, which: Tensor, size: tuple[int, int], window: tuple[int, int], stride: Any) -> Tensor:
-    """Return the gradient with respect to the input of max pooling."""
-    dx = dy.new_empty((*dy.shape[:-2], *size))
-    grid = (triton.cdiv(dx.numel(), POOL_TILE),)
-    constants = *size, *dy.shape[-2:], *window, *stride, POOL_TILE
-    launch(_pool_backward, grid, dy.contiguous(), which.contiguous(), dx, dx.numel(), *constants)
-    return dx
-
-
-_PoolInput = over_models(_pool_input)
-
-
-class _Pool(torch.autograd.Function):
-    """Max pooling without overlap; the images of several models are simply more images."""
-
-    @staticmethod
-    def forward(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        x = x.contiguous()
-        height, width = x.shape[-2:]
-        oh, ow = (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
-        y = x.new_empty((*x.shape[:-2], oh, ow))
-        which = torch.empty_like(y, dtype=torch.int8)
-        grid = (triton.cdiv(y.numel(), POOL_TILE),)
-        launch(_pool_forward, grid, x, y, which, y.numel(), height, width, oh, ow, *window, *stride, POOL_TILE)
-        return y, which
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, ctx.window, ctx.stride = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-        ctx.size = x.shape[-2:]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, None, None]:
-        return _PoolInput.apply(dy, *ctx.saved_tensors, ctx.size, ctx.window, ctx.stride), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, *options: Any) -> Any:
-        return _Pool.apply(x.movedim(in_dims[0], 0), *options), (0, 0)
-
-
-def pool(
-    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
-) -> Tensor | None:
-    """Do as ``F.max_pool2d`` does; return None for options that the kernels do not support."""
-    window = pair(kernel_size)
-    steps = pair(stride) if stride else window
-    if pair(padding) != (0, 0) or pair(dilation) != (1, 1) or ceil_mode or return_indices or input.ndim != 4:
-        return None
-    if input.dtype != torch.float32 or steps[0] < window[0] or steps[1] < window[1] or window[0] * window[1] > 127:
-        return None
-    return _Pool.apply(input, window, steps)[0]  # type: ignore[no-any-return]
