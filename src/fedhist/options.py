@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 import tomllib
+import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -218,6 +219,24 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     return make(**options)
 
 
+SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+"""Types that a text can be checked for, and what they are called."""
+
+
+def require_annotated(make: type, options: Mapping[str, Any]) -> None:
+    """Raise unless options from a text are of the types that a class of the user's is annotated with."""
+    try:
+        hints = typing.get_type_hints(inspect.getattr_static(make, "__init__"))
+    except Exception:  # annotations may name anything
+        return
+    for name, value in options.items():
+        kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+        if set(kinds) <= SIMPLE.keys():
+            fits = type(value) in kinds or (float in kinds and type(value) is int)
+            listed = " or ".join(SIMPLE[kind] for kind in kinds)
+            require(fits, f"{name} of {make.__name__} must be {listed}, got {brief(value)}.")
+
+
 def arguments(thing: object) -> dict[str, Any]:
     """Return the options with which an object was made, by their names, as far as it has kept them."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -228,10 +247,15 @@ def arguments(thing: object) -> dict[str, Any]:
 def imported(kind: str, name: str) -> Any:
     """Return what is at ``package.module:name``, the same object each time."""
     module, _, attribute = name.partition(":")
+    plain = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+    require(plain == module, f"{kind}={brief(name)} must name a module, as in an import: write {plain}:{attribute}.")
     if str(Path.cwd()) not in sys.path:  # where users run a command, their files are; last, so that nothing is hidden
         sys.path.append(str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        hint = "; run this where it lies, or put its folder on PYTHONPATH" if error.name == module else ""
+        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}{hint}.") from error
     except Exception as error:  # whatever the module does when it is imported
         raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}.") from error
     require(callable(found), f"{kind}={brief(name)} must name a function or a class, got {type(found).__name__}.")

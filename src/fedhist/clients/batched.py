@@ -279,11 +279,12 @@ class BatchedTrainer(Trainer):
 
 def together(local: Local, objective: Objective) -> tuple[object, ...]:
     """Return what clients must have in common to train side by side: all of their work but the learning rate."""
-    return _without_rate(local), identity(objective)
+    return without_rate(local), identity(objective)
 
 
 @cache
-def _without_rate(local: Local) -> Local:
+def without_rate(local: Local) -> Local:
+    """Return the local work with the same minibatches, whatever the learning rate."""
     return replace(local, lr=1.0, schedule="constant")
 
 

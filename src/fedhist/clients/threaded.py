@@ -118,6 +118,17 @@ MakeWorker = Callable[[], Worker]
 """Makes what one thread needs to train and evaluate a model from what all threads share."""
 
 
+@contextlib.contextmanager
+def in_threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute in so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class ThreadedTrainer(Trainer):
     """Trains ``torch.get_num_threads()`` clients at a time; with `native`, by the compiled kernel where it can."""
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import fedhist as fh
 from fedhist.clients.optimizers import torch_optimizer
 from fedhist.clients.precision import forward_in, products_in
+from fedhist.clients.threaded import in_threads
 from fedhist.data.models import model_of
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.methods import as_method
@@ -114,12 +115,8 @@ def with_threads(threads: int, work: Callable[[], object]) -> Callable[[], objec
     """Return `work`, to be done with so many of PyTorch's threads."""
 
     def run() -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with in_threads(threads):
             work()
-        finally:
-            torch.set_num_threads(before)
 
     return run
 

@@ -168,5 +168,5 @@ def shortened(line: str) -> str:
         kept["time"] = [round(value, 1) for value in stored["time"]]
     if cell.rare:
         kept |= {name: [round(value, 4) for value in stored[name]] for name in ("per_class", "per_tier")}
-    same = ("parameters", "diverged", "fedhist", "torch", "device", "date")
+    same = ("parameters", "code", "diverged", "fedhist", "torch", "device", "date")
     return json.dumps(kept | {name: stored[name] for name in same if name in stored}, separators=(",", ":"))

@@ -19,6 +19,7 @@ from fedhist.data import SplitNotice
 from fedhist.errors import DivergedError, FedHistError, brief, number, reason, require, whole
 from fedhist.paper.cells import LAST, Cell
 from fedhist.simulation.engine import simulate_many
+from fedhist.simulation.functions import version_of
 from fedhist.simulation.plan import devices_of
 from fedhist.simulation.trial import Trial
 from fedhist.store.files import parse_json, read_lines, read_text, whole_file
@@ -83,8 +84,9 @@ def _checked(text: str) -> tuple[str, dict[str, Any]]:
     complete &= not cell.rare or (len(result["per_class"]) >= 10 and len(result["per_tier"]) == 3)
     complete &= len(result["time"]) in (0, len(evaluations))
     require(complete, "it is not complete")
-    about = {name: number(name, stored[name], 0.0, 1.0) for name in ATTACKERS if name in stored}
-    return cell.key, result | about | {"round": evaluations, "diverged": stored.get("diverged") is True}
+    result |= {name: number(name, stored[name], 0.0, 1.0) for name in ATTACKERS if name in stored}
+    result |= {"code": str(stored["code"])} if "code" in stored else {}
+    return cell.key, result | {"round": evaluations, "diverged": stored.get("diverged") is True}
 
 
 @lru_cache
@@ -169,6 +171,7 @@ def _batches(alike: Iterable[Sequence[Cell]], most: int) -> Iterator[Sequence[Ce
 def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
     task, rounds = trial.task, _evaluations(cell.rounds, cell.eval_every)
     about = {"cell": asdict(cell), "round": rounds, "parameters": task.layout.size}
+    about |= {} if (code := version_of(trial.method.strategy)) is None else {"code": code}
     if history.diverged:  # a model of NaN is no better than guessing, however good it was some evaluations ago
         guess = 1 / task.num_classes
         curves = {"accuracy": [guess] * len(rounds), "loss": [None] * len(rounds)}

@@ -3,13 +3,17 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedhist.errors import InvalidInput
+from fedhist.errors import InvalidInput, require
 from fedhist.paper.cells import Cell
 from fedhist.paper.runner import SIDE_BY_SIDE, pack, results, run
 from fedhist.paper.tables import Results
+from fedhist.simulation.functions import version_of
+from fedhist.simulation.methods import as_method
 from fedhist.store.files import whole_file
 
 
@@ -60,6 +64,7 @@ class Session:
         """
         there = self.found(cells)
         missing = [cell for cell in own if cell not in there]
+        _require_same_code([(cell, there[cell]) for cell in own if cell in there], self.folder)
         if what:
             self._progress(f"Runs {what}: {len(own) - len(missing):,} of {len(own):,} are there already.")
         if not missing or self._redraw:
@@ -81,8 +86,10 @@ class Session:
         return results(cells, self.folder, self.beside)
 
     def _announce(self, batch: Sequence[Cell]) -> None:
-        what = batch[0].method if len(batch) == 1 else f"{len(batch)} runs"
-        self._progress(f"{self._seconds}: {what}, {batch[0].rounds:,} rounds on {batch[0].dataset}")
+        first = batch[0]
+        what = f"{first.method}, rates {first.lr:g} × {first.server_lr:g}, seed {first.seed}"
+        what = what if len(batch) == 1 else f"{len(batch)} runs"
+        self._progress(f"{self._seconds}: {what}, {first.rounds:,} rounds on {first.dataset}")
 
     def _progress(self, line: str) -> None:
         if not self._quiet:
@@ -109,6 +116,20 @@ class Session:
         if packed:
             print(f"Runs: {pack(self.folder, shortened)}")
         self._progress(f"{self._seconds} in all")
+
+
+def _require_same_code(done: Iterable[tuple[Cell, Mapping[str, Any]]], folder: Path) -> None:
+    """Raise if finished runs are those of a strategy whose code the user has changed since."""
+    versions: dict[str, str | None] = {}
+    changed = Counter[str]()
+    for cell, result in done:
+        if "code" in result:
+            if cell.method not in versions:
+                versions[cell.method] = version_of(as_method(cell.method).strategy)
+            changed[cell.method] += result["code"] != versions[cell.method]
+    for method, runs in changed.items():
+        same = f"the code of {method} has changed since {runs} of its runs in {folder} were made"
+        require(not runs, f"{same}; take another folder (--out), or delete them.")
 
 
 def lacking(found: int, wanted: int) -> str:

@@ -9,7 +9,7 @@ from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
 from fedhist.errors import InvalidInput, brief, require
-from fedhist.options import arguments, build, imported, parse_options, parse_spec
+from fedhist.options import arguments, build, imported, parse_options, parse_spec, require_annotated
 from fedhist.strategies import (
     ACED,
     AREA,
@@ -67,7 +67,7 @@ METHODS: Mapping[str, _Entry] = {
     "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
     "scaffold": _Entry("FedAvg, with control variates against the drift of many local steps", Scaffold, "SCAFFOLD"),
     "fedasync": _Entry("mixes the model with each client's, by staleness", FedAsync, "FedAsync"),
-    "fedbuff": _Entry("weighs uploads by 1/√(1+staleness) and divides by K", FedBuff, "FedBuff"),
+    "fedbuff": _Entry("weighs uploads by 1/√staleness and divides by K", FedBuff, "FedBuff"),
     "delayadaptive": _Entry("shortens uploads that are staler than usual", DelayAdaptive, "DelayAdaptive"),
     "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
     "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
@@ -166,8 +166,9 @@ def _first(spec: str) -> Method:
         kind = imported("strategy", f"{module}:{own}")
         fits = isinstance(kind, type) and issubclass(kind, Strategy)  # a name in a file must not call anything else
         require(fits, f"{module}:{own} must be a class of its own, derived from fedhist.Strategy.")
-        made = build(own, kind, parse_options("strategy", spec, text))
-        return Method(name_of(made), made, client_side(made))
+        options = parse_options("strategy", spec, text)
+        require_annotated(kind, options)
+        return as_method(build(own, kind, options))
     name, options = parse_spec("strategy", spec, METHODS)
     made = build(name, METHODS[name].make, options)
     label = describe(METHODS[name].label, made)
@@ -203,6 +204,8 @@ def as_method(given: str | Strategy | Method, objective: Objective | None = None
     elif isinstance(given, Strategy):
         fits = "_buffers" in vars(given)
         require(fits, f"{type(given).__name__}.__init__() must call super().__init__() before anything else.")
+        own = (getattr(type(given), name) is not getattr(Strategy, name) for name in ("weights", "forward"))
+        require(any(own), f"{type(given).__name__} must define weights() or forward().")
         method = Method(name_of(given), given, client_side(given))
     elif isinstance(given, str):
         first, *others = spelled_out(given)

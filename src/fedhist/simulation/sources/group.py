@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, from_table, many_models, padded, together
+from fedhist.clients.batched import TEST_PIECE, Side, descend, evaluate, from_table, many_models, padded, without_rate
 from fedhist.clients.net import ModuleNet
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
@@ -91,7 +91,7 @@ class Group:
         columns: list[int] = []
         starts_of: dict[Batches, int] = {}
         for run in runs:
-            key = run.task, run.trial.seed, id(run.arriving), *together(run.trial.local, self.objective)
+            key = run.task, run.trial.seed, id(run.arriving), without_rate(run.trial.local)
             source = known.setdefault(key, Batches(run))
             if source not in starts_of:
                 starts_of[source] = sum(each.schedule.k for each in self.sources)
