@@ -166,7 +166,7 @@ def replay(
     server = Server(options, tape.start.clone(), about.num_clients, about.rounds, empty, seed=about.seed)
     source, start = RecordedUploads(tape, server), tape.start.double()
     rows = np.full((4, about.rounds), np.nan)
-    # On some processors the last bits of products depend on the number of threads; beside such trainers a server has one.
+    # The last bits of products may depend on the number of threads, and beside such trainers a server has one.
     alone = (history.trained_by or "").startswith(("native", "threaded"))
     with torch.no_grad(), in_threads(1) if alone else nullcontext():
         for row in rows.T:
