@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 import tomllib
+import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
@@ -230,7 +231,8 @@ def require_annotated(make: type, options: Mapping[str, Any]) -> None:
     except Exception:  # annotations may name anything
         return
     for name, value in options.items():
-        kinds = typing.get_args(hints.get(name)) or (hints.get(name),)
+        hint = hints.get(name)
+        kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
         if set(kinds) <= SIMPLE.keys():
             fits = type(value) in kinds or (float in kinds and type(value) is int)
             listed = " or ".join(SIMPLE[kind] for kind in kinds)

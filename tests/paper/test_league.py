@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -250,6 +252,27 @@ def test_a_method_of_ones_own_gets_its_row_among_finished_ones(
     assert "Runs on the test set: 2 of 2 are there already." in again
     succeeds("league", "--scale", "smoke", "--seeds", "2", "--redraw", "--out", "mine", cwd=tmp_path)
     assert "fedavg:by_examples=false" in table_of(mine, "accuracy")  # its row stays when others are looked at
+
+
+def test_runs_of_other_code_are_not_taken_for_those_of_a_changed_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in ("stale_rules", "stale_rules_again"):  # a module is imported once in a process
+        (tmp_path / f"{module}.py").write_text(
+            "import fedhist as fh\n\n\nclass Rule(fh.Strategy):\n"
+            "    def weights(self, arrivals):\n        return 1 / arrivals.staleness**2\n"
+        )
+    own = ("league", "--scale", "smoke", "--seeds", "1", "--strategy", "stale_rules:Rule", "--setting", "rare-10")
+    succeeds(*own, cwd=tmp_path)
+    again = succeeds(*own, "--pack", cwd=tmp_path).err
+    assert "Runs to choose rates: 6 of 6 are there already." in again
+    monkeypatch.setitem(sys.modules, "stale_rules", importlib.import_module("stale_rules_again"))
+    succeeds(*own, cwd=tmp_path)
+    changed = sys.modules["stale_rules_again"].Rule
+    monkeypatch.setattr(changed, "weights", lambda self, arrivals: 1 / arrivals.staleness**3)
+    sentence = "the code of stale_rules:Rule has changed since 6 of its runs in league were made; take another folder"
+    assert sentence in fails(*own, cwd=tmp_path)
 
 
 def test_names_in_tables_are_not_given_twice() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
+from fedhist.simulation.functions import rules_of
+from fedhist.simulation.methods import as_method
 from fedhist.strategies.rules.scaffold import ControlVariates
 from tests.clients.test_tasks import CLIENTS, Augmented, mlp, normal
 
@@ -73,6 +76,36 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path: Path) -> None:
     for other in ((0.1, 1.0), (0.9, 0.5)):
         with pytest.raises(fh.FedHistError, match="holds another run: the functions is"):
             run(*other)
+
+
+MINE = """
+import fedhist as fh
+
+def share(tau):
+    return 1 / tau{power}
+
+class Rule(fh.Strategy):
+    def weights(self, arrivals):
+        return share(arrivals.staleness)
+"""
+
+
+def rule(power: str) -> fh.Strategy:
+    """Return a strategy whose code was written to a file of a user's and imported again."""
+    module = ModuleType("mine")
+    exec(MINE.format(power=power), vars(module))
+    return cast(fh.Strategy, module.Rule())
+
+
+def test_a_checkpoint_of_other_code_of_a_strategy_is_refused(task: fh.Task, tmp_path: Path) -> None:
+    def run(strategy: fh.Strategy) -> list[float]:
+        return fh.simulate(strategy, task, k=2, rounds=3, checkpoint=tmp_path).loss
+
+    assert run(rule("**2")) == run(rule("**2"))
+    with pytest.raises(fh.FedHistError, match="holds another run: the functions is"):  # of a function that it calls
+        run(rule("**3"))
+    ours = [rules_of(as_method(each).strategy) for each in ("fedhist", "nowcast", "refl + median", "ca2fl + adam")]
+    assert ours == [""] * 4  # whose versions are the package's
 
 
 def test_labels_of_a_data_set_cannot_be_flipped() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from typing import cast
+
 import pytest
 from torch import Tensor
 
@@ -152,7 +155,8 @@ def test_defences_are_named_as_they_are_shown() -> None:
         ("port:alpha=0,beta=0", "alpha and beta must not both be 0."),
         ("mifa + median", "MIFA averages what it remembers of clients and not the round's uploads; CoordinateMedian"),
         ("scaffold + fedprox", "SCAFFOLD has clients of its own, which 'fedprox' would replace."),
-        ("nowhere:Rule", "strategy='nowhere:Rule' cannot be imported: No module named 'nowhere'."),
+        ("nowhere:Rule", "cannot be imported: No module named 'nowhere'; run this where it lies, or put its folder on"),
+        ("some/rules.py:Rule", "must name a module, as in an import: write some.rules:Rule."),
         ("math:pi", "strategy='math:pi' must name a function or a class, got float."),
         ("os:system:command=ls", "os:system must be a class of its own, derived from fedhist.Strategy."),
         ("collections:OrderedDict", "collections:OrderedDict must be a class of its own, derived from fedhist.Str"),
@@ -168,3 +172,36 @@ def test_defences_are_named_as_they_are_shown() -> None:
 def test_refuses(spec: str, sentence: str) -> None:
     with pytest.raises(fh.InvalidInput, match=sentence):
         as_method(spec)
+
+
+def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rule(fh.Strategy):
+        def __init__(self, tau: int, share: float = 0.5, name: str | None = None, free=1, some: list[int] | None = None):  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.options = tau, share, name, free, some
+
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            return arrivals.staleness
+
+    monkeypatch.setattr(sys.modules[__name__], "Rule", Rule, raising=False)
+
+    def made(options: str) -> Rule:
+        return cast(Rule, as_method(f"{__name__}:Rule:{options}").strategy)
+
+    assert made("tau=3,share=1,name=none,free=x,some=[1, 2]").options == (3, 1, None, "x", [1, 2])
+    for options, sentence in {
+        "tau=2.5": "tau of Rule must be a whole number, got 2.5.",
+        "tau=3,share=high": "share of Rule must be a number, got 'high'.",
+        "tau=true": "tau of Rule must be a whole number, got True.",
+        "tau=3,name=2": "name of Rule must be a text or none, got 2.",
+    }.items():
+        with pytest.raises(fh.InvalidInput, match=sentence):
+            made(options)
+
+
+def test_a_class_without_a_rule_is_refused() -> None:
+    class Empty(fh.Strategy):
+        pass
+
+    with pytest.raises(fh.InvalidInput, match=r"Empty must define weights\(\) or forward\(\)\."):
+        as_method(Empty())
