@@ -1,5 +1,6 @@
 # make demo: watch FedHist against FedAvg on stale, skewed clients.   make test: linter, types, tests.
 # make flower-demo: Flower's FedAvg and KAsync on a real network of processes; two minutes.   make docs: the site.
+# make kernels: the kernels for GPUs, on a machine without one.
 # make soak: what is random, for as long as you like: KILLS=300 kills at any moment, FUZZ=20000 damaged files of each kind.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +12,7 @@ PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip
 # PyTorch for CPUs has an index of its own; the usual one has several GB for NVIDIA's GPUs with it.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo flower-demo test soak lint format docs wheel-lowest wheel-newest clean
+.PHONY: demo flower-demo test kernels soak lint format docs wheel-lowest wheel-newest clean
 
 demo: $(CORE)
 	@echo "FedAvg and FedHist, three seeds each, on 100 clients with skewed digits (examples/demo.toml)."
@@ -26,6 +27,11 @@ test: lint
 	$(BIN)/python -m pytest -q $(NETWORK) >.network.log 2>&1 & network=$$!; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NETWORK:%=--ignore=%); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
+
+# Triton's interpreter, 190 MB, stands in for a GPU: what kernels compute is checked, not how fast.
+kernels: $(READY)
+	@$(PIP) --quiet triton
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/clients/test_kernels.py
 
 # In memory where there is such a folder: each kill and each damaged file is a few writes that wait for the disk.
 KILLS ?= 300

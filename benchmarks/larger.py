@@ -1,10 +1,11 @@
-"""Larger models against the plain loop, in one process: ResNet-18, a vision transformer and text, in each precision.
+"""Small and larger models against the plain loop, in one process: LeNet, ResNet-18, a vision transformer and text.
 
-    python benchmarks/larger.py [--device cuda] [--models resnet18 vision:vit] [--precisions float32 bfloat16]
+    python benchmarks/larger.py [--device cuda] [--rows lenet resnet18 vision:vit] [--precisions float32 bfloat16]
 
-Four methods at once, K = 10, one step of 32 examples. The loop runs at the same precision and at float32, and the
-faster of the two is what speeds are multiples of. "First round" is the time from the call to the end of round 1, with
-everything that is compiled on the way.
+K = 10, one step of 32 examples, four methods at once; LeNet also with eight methods and three seeds, and alone. The
+loop runs at the same precision and at float32, and the faster of the two is what speeds are multiples of. "First
+round" is the time from the call to the end of round 1, with everything that is compiled on the way. On a GPU the
+memory that was planned for the runs and their data stands beside the most that was in use.
 """
 
 from __future__ import annotations
@@ -14,49 +15,79 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 import fedhist as fh
 from fedhist.command.speed import best_rates, machine, plain_loop, random_task, with_threads
 from fedhist.errors import exit_with_sentence
-from fedhist.simulation.plan import devices_of
+from fedhist.paper.cells import COMPARED
+from fedhist.simulation.plan import devices_of, memory_needed, plan
+from fedhist.store.recording import in_units
 
-METHODS = ("fedavg", "fedbuff", "ca2fl", "fedhist")
-ALL_MODELS = ("lenet", "resnet18", "vision:vit", "char-lstm", "char-transformer")
+FOUR = ("fedavg", "fedbuff", "ca2fl", "fedhist")
+ROWS: dict[str, tuple[str, Sequence[str], int]] = {
+    "lenet": ("lenet", FOUR, 1),
+    "lenet, 8 methods × 3 seeds": ("lenet", tuple(COMPARED.values()), 3),
+    "lenet, one run": ("lenet", ("fedhist",), 1),
+    "resnet18": ("resnet18", FOUR, 1),
+    "vision:vit": ("vision:vit", FOUR, 1),
+    "char-lstm": ("char-lstm", FOUR, 1),
+    "char-transformer": ("char-transformer", FOUR, 1),
+}
+"""A model, methods and the number of their seeds."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
-HEADER = "| model | precision | plain loop | the same in float32 | fedhist | × the faster loop | first round |"
+HEADER = (
+    "| model | precision | plain loop | the same in float32 | fedhist | × the faster loop | first round "
+    "| memory planned | used |"
+)
 
 
-def row(model: str, precision: str, args: argparse.Namespace) -> str:
+def row(name: str, precision: str, args: argparse.Namespace) -> str:
     """Measure one line of the table."""
+    model, methods, seeds = ROWS[name]
     where = devices_of(args.device)[0]
     task = random_task(args.clients, model)
     own, exact = (fh.Local(0.01, steps=1, precision=each) for each in (precision, "float32"))
+    on_gpu = where.type == "cuda"
+
+    def trials(rounds: int) -> list[fh.Trial]:
+        pairs = [(method, seed) for method in methods for seed in range(seeds)]
+        return [fh.Trial(m, task, k=10, rounds=rounds, seed=s, local=own, eval_every=rounds) for m, s in pairs]
+
     first: list[float] = []
     started = time.perf_counter()
 
     def noted(*_: object) -> None:
         first or first.append(time.perf_counter() - started)
 
-    options = {"k": 10, "seeds": 1, "device": args.device, "eval_every": args.rounds}
-    fh.compare(METHODS, task, local=own, rounds=3, on_round=noted, **options | {"eval_every": 3})
+    fh.simulate_many(trials(3), device=args.device, on_round=noted)
     ways = {}
-    for name, local in (("own", own), ("exact", exact)):
+    for which, local in (("own", own), ("exact", exact)):
         loop = with_threads(1, plain_loop(task, local, args.loop_updates, where))
         loop()  # so that neither side pays for what libraries do once
-        ways[name] = args.loop_updates, loop
-    ways["fedhist"] = (
-        args.rounds * 10 * len(METHODS),
-        lambda: fh.compare(METHODS, task, local=own, rounds=args.rounds, **options),
-    )
+        ways[which] = args.loop_updates, loop
+    memory = "– | –"
+    if on_gpu:
+        needed = sum(sum(each.values()) for each in memory_needed(plan(trials(args.rounds), "auto", where), where))
+        data = sum(each.numel() * each.element_size() for each in task.on(where) if isinstance(each, torch.Tensor))
+        torch.cuda.synchronize(where)
+        torch.cuda.reset_peak_memory_stats(where)
+        before = torch.cuda.memory_allocated(where) - data
+        fh.simulate_many(trials(args.rounds), device=args.device)
+        used = torch.cuda.max_memory_allocated(where) - before
+        memory = f"{in_units(needed + data)} | {in_units(used)}"
+    count = args.rounds * 10 * len(methods) * seeds
+    ways["fedhist"] = count, lambda: fh.simulate_many(trials(args.rounds), device=args.device)
     rates = best_rates(ways, args.repeats)
     ratio = rates["fedhist"] / max(rates["own"], rates["exact"])
-    speeds = " | ".join(f"{rates[name]:,.0f}/s" for name in ("own", "exact", "fedhist"))
-    return f"| {model} | {precision} | {speeds} | {ratio:.1f}× | {first[0]:.1f} s |"
+    speeds = " | ".join(f"{rates[each]:,.0f}/s" for each in ("own", "exact", "fedhist"))
+    return f"| {name} | {precision} | {speeds} | {ratio:.1f}× | {first[0]:.1f} s | {memory} |"
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--models", nargs="+", default=list(ALL_MODELS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=50, help="of a turn")
@@ -65,13 +96,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="the table, line by line")
     args = parser.parse_args(given)
     on_cpu = devices_of(args.device)[0].type == "cpu"
-    lines = [machine(devices_of(args.device)[0]), "", HEADER, "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [machine(devices_of(args.device)[0]), "", HEADER, "| --- " * HEADER.count(" |") + "|"]
     print(*lines, sep="\n", flush=True)
-    for model in args.models:
+    for name in args.rows:
         for precision in args.precisions:
             if precision == "tf32" and on_cpu:
                 continue
-            lines.append(row(model, precision, args))
+            lines.append(row(name, precision, args))
             print(lines[-1], flush=True)
             if args.out:
                 args.out.write_text("\n".join(lines) + "\n")

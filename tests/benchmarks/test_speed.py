@@ -77,3 +77,14 @@ def test_scaling(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatc
     for column, values in enumerate(({1, len(COMPARED)}, {100, 10_000, 1_000_000}, None, {1, 10, 50, 100}, {1, 3})):
         assert values is None or {each[column] for each in asked} == values
     assert max(each[2] for each in asked) > 100 * min(each[2] for each in asked)
+
+
+def test_larger(lines: Callable[..., list[str]], tmp_path: Path) -> None:
+    tiny = ["--rounds", "1", "--loop-updates", "1", "--repeats", "1", "--clients", "12", "--device", "cpu"]
+    own = "--rows", "lenet, one run", "--precisions", "float32", "tf32", "--out", str(tmp_path / "table.md")
+    printed = lines("larger", *tiny, *own)
+    assert printed[2].count("|") == printed[3].count("|") == printed[4].count("|")
+    assert re.match(
+        r"\| lenet, one run \| float32 \| \d+/s \| \d+/s \| \d+/s \| [\d.]+× \| [\d.]+ s \| – \| – \|", printed[4]
+    )
+    assert (tmp_path / "table.md").read_text().splitlines() == printed  # TF32 is for GPUs
