@@ -186,7 +186,9 @@ def test_a_plan_that_cannot_fit_is_refused_with_figures(tmp_path: Path) -> None:
         fh.InvalidInput, match=r"CA2FL would keep .* TB for 1,000,000,000 clients, and .* of memory are free"
     ):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=10**9, start=start)
-    with pytest.raises(fh.InvalidInput, match=r"memory_dtype=bfloat16 halves it, sketch=4096 keeps sketches"):
+    with pytest.raises(
+        fh.InvalidInput, match=r"free; to need less, a smaller h, max_staleness bounds how many versions"
+    ):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="fedhist:h=1000000000", num_clients=10**9, start=start)
     assert kinds(run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=10, start=start))
 
@@ -195,3 +197,7 @@ def test_a_container_may_have_less_memory_than_its_machine(monkeypatch: pytest.M
     monkeypatch.setattr("fedhist.flower.memory.available", lambda _: 1000)
     with pytest.raises(fh.InvalidInput, match=r"CA2FL would keep .* for 40 clients, and 1.0 KB of memory are free"):
         run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=40)
+    monkeypatch.setattr("fedhist.flower.memory.available", lambda _: 60_000)
+    with pytest.raises(fh.InvalidInput, match=r"and 60.0 KB of memory are free; to need less, bits=8 takes 5\d.\d KB"):
+        start = {"w": torch.zeros(1000)}
+        run(network({1: moved(-1.0), 2: moved(-1.0)}), strategy="ca2fl", num_clients=40, start=start)

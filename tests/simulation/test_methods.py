@@ -176,7 +176,9 @@ def test_refuses(spec: str, sentence: str) -> None:
 
 def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
     class Rule(fh.Strategy):
-        def __init__(self, tau: int, share: float = 0.5, name: str | None = None, free=1, some: list[int] | None = None):  # type: ignore[no-untyped-def]
+        def __init__(  # type: ignore[no-untyped-def]
+            self, tau: int, share: float = 0.5, name: str | None = None, free=1, some: list[int] | None = None
+        ) -> None:
             super().__init__()
             self.options = tau, share, name, free, some
 

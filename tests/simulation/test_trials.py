@@ -146,12 +146,13 @@ def test_a_run_that_cannot_fit_is_refused_with_the_figures(task: fh.Task, monkey
         ("ca2fl:bits=16 + adam", "bits=8"),
         ("mifa:bits=8", "bits=4"),
         ("fedhist:h=40", "memory_dtype=bfloat16"),
+        ("fedhist:h=40,memory_dtype=bfloat16", "sketch=4096"),
     ],
 )
 def test_and_with_an_option_with_which_it_fits(
     make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch, name: str, option: str
 ) -> None:
-    task = make_task(model=lambda: nn.Linear(5, 300))
+    task = make_task(model=lambda: nn.Linear(5, 3000))
     trial = fh.Trial(name, task, k=3, rounds=4)
     (parts,) = plan.memory_needed(plan.plan([trial], "auto", CPU), CPU)
     free = [sum(parts.values()) - share * parts[plan.REMEMBERED] for share in (0.1, 1)]

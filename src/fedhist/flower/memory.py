@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -13,8 +14,7 @@ from fedhist.flower.wire import Wire
 from fedhist.simulation.plan import available
 from fedhist.store.recording import in_units
 from fedhist.strategies import FedHist, Strategy
-from fedhist.strategies.cache import Cached
-from fedhist.strategies.memory import buffer_bytes
+from fedhist.strategies.memory import buffer_bytes, smaller
 
 TYPICAL_SPREAD = 5
 """How many times N/K rounds the slowest of N clients takes where some are a few times as slow as others."""
@@ -27,7 +27,8 @@ def planned(options: Options, method: Strategy, wire: Wire, expected: int, room:
     """
     kind = getattr(torch, wire.dtype)
     model = wire.num_params * kind.itemsize
-    strategy = buffer_bytes(method, room, options.k, wire.num_params, kind)
+    size_of = partial(buffer_bytes, num_clients=room, k=options.k, num_params=wire.num_params, dtype=kind)
+    strategy = size_of(method)
     versions = options.max_staleness or min(expected, TYPICAL_SPREAD * -(-expected // options.k))
     uploads = options.k + max(4 * options.k, AT_ONCE)
     parts = {
@@ -38,9 +39,10 @@ def planned(options: Options, method: Strategy, wire: Wire, expected: int, room:
     }
     there = available(torch.device("cpu"))
     needed = sum(parts.values())
+    less = smaller(method, size_of, there / 2 - (needed - strategy)) or smaller(method, size_of, there)
     if strategy > there:
         what = f"{options.method.name} would keep {in_units(strategy)} for {room:,} clients"
-        raise InvalidInput(f"{what}, and {in_units(there)} of memory are free; {_remedies(options)}.")
+        raise InvalidInput(f"{what}, and {in_units(there)} of memory are free; {_remedies(options, less)}.")
     yield f"memory: about {in_units(needed)} of the {in_units(there)} that are free"
     for what, size in parts.items():
         if size:
@@ -48,17 +50,14 @@ def planned(options: Options, method: Strategy, wire: Wire, expected: int, room:
     if options.checkpoint is not None:
         yield f"\t└──> on disk: {in_units(strategy + model)} a checkpoint, and at most as much again of changes"
     if needed > there / 2:
-        yield f"this is more than half of that: {_remedies(options)}"
+        yield f"this is more than half of that: {_remedies(options, less)}"
 
 
-def _remedies(options: Options) -> str:
+def _remedies(options: Options, less: tuple[str, int] | None) -> str:
     """Return how the method could do with less."""
-    parts = [*options.method.strategy.modules()]
-    found = []
-    if any(isinstance(part, FedHist) for part in parts):
-        found += ["memory_dtype=bfloat16 halves it", "sketch=4096 keeps sketches of past uploads", "a smaller h"]
-    if any(isinstance(part, Cached) for part in parts):
-        found += ["bits=4 keeps an eighth"]
+    found = [f"{less[0]} takes {in_units(less[1])}"] if less is not None else []
+    if any(isinstance(part, FedHist) for part in options.method.strategy.modules()):
+        found += ["a smaller h"]
     if options.num_clients is None:
         found += ["num_clients says how many there are"]
     if options.max_staleness is None:

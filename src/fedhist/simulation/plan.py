@@ -4,12 +4,12 @@ So a run that cannot fit is refused, and runs that do not fit together follow on
 """
 
 import contextlib
-import copy
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -35,7 +35,7 @@ from fedhist.simulation.trial import Trial
 from fedhist.simulation.versions import plan_versions
 from fedhist.store.recording import in_units
 from fedhist.strategies import Strategy
-from fedhist.strategies.memory import buffer_bytes
+from fedhist.strategies.memory import buffer_bytes, smaller
 from fedhist.world.clocks import busy_clients, clock_of
 from fedhist.world.events import EventClock
 from fedhist.world.foreseen import Foreseen
@@ -47,8 +47,6 @@ USABLE_MEMORY = 0.9
 
 
 REMEMBERED = "the strategy's memory"
-SMALLER = (("bits", 16), ("memory_dtype", "bfloat16"), ("bits", 8), ("bits", 4))
-"""Options of strategies by which they remember less, and their values in the order in which they are proposed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,15 +309,9 @@ def _remembered(trial: Trial, strategy: Strategy) -> int:
 
 
 def _remedy(trial: Trial, others: int, usable: float) -> str:
-    """Return the end of a sentence: with which option a strategy would remember so little that the run fits."""
-    for name, value in SMALLER:
-        smaller = copy.deepcopy(trial.method.strategy)
-        parts = [part for part in smaller.modules() if hasattr(part, name)]
-        for part in parts:
-            setattr(part, name, value)
-        if parts and (total := others + _remembered(trial, smaller)) <= usable:
-            return f"; with {name}={value} it would need {in_units(total)}"
-    return ""
+    """Return the end of a sentence: with which options a strategy would remember so little that the run fits."""
+    found = smaller(trial.method.strategy, partial(_remembered, trial), usable - others)
+    return f"; with {found[0]} it would need {in_units(others + found[1])}" if found is not None else ""
 
 
 def _schedule_bytes(trial: Trial) -> int:

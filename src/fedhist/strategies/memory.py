@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -38,6 +39,30 @@ def buffer_bytes(strategy: Strategy, num_clients: int, k: int, num_params: int, 
         ready = prepared(strategy, num_clients, k, num_params, dtype, torch.device("meta"))
         return sum(buffer.numel() * buffer.element_size() for buffer in ready.buffers())
     return 0
+
+
+SMALLER = (
+    {"bits": 16},
+    {"memory_dtype": "bfloat16"},
+    {"bits": 8},
+    {"bits": 4},
+    {"sketch": 4096},
+    {"memory_dtype": "bfloat16", "sketch": 4096},
+)
+"""Options of strategies by which they remember less, in the order in which they are proposed."""
+
+
+def smaller(strategy: Strategy, size_of: Callable[[Strategy], int], room: float) -> tuple[str, int] | None:
+    """Return the options with which a strategy's buffers would fit into so many bytes, and how many they would take."""
+    for options in SMALLER:
+        other = copy.deepcopy(strategy)
+        holders = [(part, name) for part in other.modules() for name in options if hasattr(part, name)]
+        if {name for _, name in holders} == options.keys():
+            for part, name in holders:
+                setattr(part, name, options[name])
+            if (size := size_of(other)) <= room:
+                return ", ".join(f"{name}={value}" for name, value in options.items()), size
+    return None
 
 
 def touched_rows(strategy: Strategy, arrivals: Arrivals) -> dict[str, Tensor]:
