@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 
 pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA alone")
 GPU = torch.cuda.device_count() > 0
@@ -106,6 +106,77 @@ def test_group_normalisation(channels: int, groups: int, last: bool, dtype: torc
         torch.testing.assert_close(one.double(), other, rtol=rtol, atol=rtol * float(other.abs().max()))
 
 
+@pytest.mark.parametrize("order", [(0, 3, 2, 1), (0, 2, 1, 3), (0, 1, 2, 3)])
+def test_group_normalisation_of_an_axis_of_length_one(order: tuple[int, ...]) -> None:
+    """Its stride may be anything."""
+    sizes = [0, 0, 0, 0]
+    for axis, size in zip(order, (EXAMPLES, 32, 7, 1), strict=True):
+        sizes[axis] = size
+    x = randn(*sizes).permute(order)
+    with ManyImages(KERNELS):
+        found = F.group_norm(x.float(), 2, torch.ones(32, device=DEVICE), torch.zeros(32, device=DEVICE))
+    torch.testing.assert_close(found.double(), F.group_norm(x, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [512, 4096])
+def test_one_group_of_many_channels(channels: int) -> None:
+    x, ones, zeros = randn(1, channels, 9, 9), torch.ones(channels, device=DEVICE), torch.zeros(channels, device=DEVICE)
+    with ManyImages(KERNELS):
+        found = F.group_norm(x.float(), 1, ones, zeros)
+    torch.testing.assert_close(found.double(), F.group_norm(x, 1), rtol=1e-4, atol=1e-4)
+
+
+def wide_net(in_place: bool) -> nn.Module:
+    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(inplace=in_place), nn.AvgPool2d(2, stride=1), nn.GroupNorm(4, 32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(32, 40, 2)).to(DEVICE)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_follows_a_wide_convolution(in_place: bool) -> None:
+    """Its result has the channels last, and may be changed in place and viewed as PyTorch's."""
+    net, x = wide_net(in_place), randn(MODELS, EXAMPLES, 3, 6, 6).float()
+    params = {name: torch.stack([p.detach() * (1 + m) for m in range(MODELS)]) for name, p in net.named_parameters()}
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return wave(functional_call(net, params, (x,)).view(EXAMPLES, -1))
+
+    expected = [grad(loss)({name: p[m] for name, p in params.items()}, x[m]) for m in range(MODELS)]
+    leaves = {name: p.requires_grad_() for name, p in params.items()}
+    with ManyImages(KERNELS):
+        found = torch.autograd.grad(vmap(loss)(leaves, x).sum(), [*leaves.values()])
+    for name, one in zip(leaves, found, strict=True):
+        other = torch.stack([each[name] for each in expected])
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+def test_gradients_of_gradients() -> None:
+    """As where an objective takes a step of its own; kernels of a norm are not differentiated twice."""
+    x, w = randn(MODELS, EXAMPLES, 3, 6, 6).float(), randn(MODELS, 32, 3, 3, 3).float()
+    gamma, beta = randn(MODELS, 32).float(), randn(MODELS, 32).float()
+
+    def inner(w: Tensor, gamma: Tensor, beta: Tensor, x: Tensor) -> Tensor:
+        return wave(F.relu(F.group_norm(F.conv2d(x, w), 4, gamma, beta)))
+
+    def moved(w: Tensor, gamma: Tensor, beta: Tensor, x: Tensor) -> Tensor:
+        by = grad(inner)(w, gamma, beta, x).detach()
+        return inner(w + 0.1 * by / by.norm(), gamma, beta, x)
+
+    expected = vmap(grad(moved, argnums=(0, 1)))(w, gamma, beta, x)
+    with ManyImages(KERNELS):
+        found = vmap(grad(moved, argnums=(0, 1)))(w, gamma, beta, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize(("small", "outputs"), [(3, 4), (3, 32)])
+def test_nan_and_infinity_pass_through_convolutions(small: int, outputs: int) -> None:
+    x, w = randn(1, small, 5, 5).float(), randn(outputs, small, 3, 3).float()
+    x[0, 0, 0, 0], x[0, 1, 4, 4] = torch.nan, torch.inf
+    with ManyImages(KERNELS):
+        found = F.conv2d(x, w)
+    assert torch.equal(found.isfinite(), F.conv2d(x, w).isfinite())
+
+
 @pytest.mark.parametrize(("size", "window", "stride"), [(8, 2, None), (9, 2, None), (9, 2, 3), (7, (1, 3), None)])
 def test_pooling(size: int, window: Any, stride: Any) -> None:
     x = randn(MODELS, EXAMPLES, 5, size, size).float()
@@ -134,6 +205,28 @@ def test_what_the_kernels_do_not_know_is_left_to_pytorch(options: dict[str, Any]
     with ManyImages(KERNELS):
         found = pool(layer(x))
     assert torch.equal(found, pool(layer(x)))
+
+
+def test_shapes_that_do_not_fit_are_pytorchs_to_refuse() -> None:
+    x = randn(2, 4, 5, 5).float()
+    with ManyImages(KERNELS):
+        for function in (partial(F.conv2d, weight=x[:, :3]), partial(F.conv2d, weight=randn(1, 4, 6, 6).float())):
+            with pytest.raises(RuntimeError, match="expected input|Kernel size"):
+                function(x)
+        with pytest.raises(RuntimeError, match="Output size is too small"):
+            F.max_pool2d(x, 6)
+        assert F.conv2d(x[:0], x).shape == (0, 2, 1, 1)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 0.1, 1.0, 5.0])
+def test_the_cell_of_an_lstm_keeps_small_values(scale: float) -> None:
+    inputs, hidden, state = (scale * randn(EXAMPLES, width) for width in (4 * 7, 4 * 7, 7))
+    found = cell.lstm_cell(inputs.float(), hidden.float(), state.float())
+    i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
+    after = torch.sigmoid(f) * state + torch.sigmoid(i) * torch.tanh(g)
+    assert found is not None
+    for one, other in zip(found, (torch.sigmoid(o) * torch.tanh(after), after), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_the_cell_of_an_lstm() -> None:

@@ -62,6 +62,19 @@ class Frequencies(nn.Module):
         return self.out(y.abs().mean((2, 3)))
 
 
+class Spectra(nn.Module):
+    """A complex linear layer, whose gradients are conjugates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.imaginary = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(4, 5))
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(torch.fft.rfft(x), torch.complex(self.real, self.imaginary))
+        return self.out(y.abs().mean((1, 2)))
+
+
 class OwnAutocast(nn.Module):
     """Attention in bfloat16, whatever the rest is in."""
 
@@ -113,6 +126,7 @@ CASES: dict[str, tuple[Any, Tensor, dict[str, Any], float]] = {
     "padding, nested": (partial(Padded, nested=True), TOKENS, {}, 1e-5),
     **{kind.__name__: (partial(Cells, kind), TOKENS, {}, 1e-5) for kind in (nn.GRUCell, nn.LSTMCell, nn.RNNCell)},
     "complex": (Frequencies, IMAGES, {}, 1e-5),
+    "complex, linear": (Spectra, IMAGES, {}, 1e-5),
     "autocast of its own": (OwnAutocast, TOKENS, {}, 2e-2),
     "gradients of gradients": (convolutions, IMAGES, {"objective": Penalty()}, 1e-5),
     "bfloat16 and a norm": (normed, IMAGES, {"precision": "bfloat16"}, 3e-2),

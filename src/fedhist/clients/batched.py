@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedhist.clients import kernels
 from fedhist.clients.images import Kernels, ManyImages
 from fedhist.clients.job import Candidate, Job, Trainer, identity
 from fedhist.clients.local import KNOWN, Local
@@ -59,7 +60,7 @@ TAKES_TURNS = "There is a performance drop"
 def many_models(device: torch.device) -> Iterator[None]:
     """Replace what PyTorch cannot batch over models, or is slow at, by what it can.
 
-    Recurrent layers are written out, and attention is where no kernel for many models repeats itself to the bit.
+    Recurrent layers are written out, and so is attention where no kernel for many models repeats itself to the bit.
     """
     with ExitStack() as stack:
         if device.type == "cuda":
@@ -73,20 +74,14 @@ def many_models(device: torch.device) -> Iterator[None]:
 @cache
 def _kernels(device: torch.device) -> Kernels | None:
     """Return the kernels of images; None on a CPU and where Triton does not work."""
-    if device.type != "cuda":
+    if (cause := kernels.why_not(device)) is not None:
+        if device.type == "cuda":
+            warnings.warn(f"many models are slow here, since Triton does not work: {cause}", stacklevel=3)
         return None
-    try:
-        from fedhist.clients.kernels import norm, pool, small, wide  # noqa: PLC0415
+    from fedhist.clients.kernels import norm, pool, small, wide  # noqa: PLC0415
 
-        others: dict[Any, Callable[..., Tensor | None]] = {F.max_pool2d: pool.max_pool, F.group_norm: norm.group_norm}
-        found = Kernels(small.Conv, wide.Conv, others | dict.fromkeys((F.relu, torch.relu), norm.relu))
-        with ManyImages(found):
-            F.max_pool2d(F.conv2d(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)), 2)
-    except Exception as error:  # Triton compiles with whatever is installed, so it may raise anything
-        what = f"convolutions of many models are slow here, since Triton does not work: {reason(error)}"
-        warnings.warn(what, stacklevel=3)
-        return None
-    return found
+    others: dict[Any, Callable[..., Tensor | None]] = {F.max_pool2d: pool.max_pool, F.group_norm: norm.group_norm}
+    return Kernels(small.Conv, wide.Conv, others | dict.fromkeys((F.relu, torch.relu), norm.relu))
 
 
 def _compiled_together(device: torch.device) -> AbstractContextManager[None]:
@@ -312,6 +307,7 @@ def _stacked(batches: Sequence[Batch]) -> tuple[Columns, Tensor]:
 
 def why_not_batched(task: Task, objective: Objective, device: torch.device, precision: str = "float32") -> str | None:
     """Try to train and evaluate two clients together; return why it is not possible, as part of a sentence, or None."""
+    _kernels(device)  # which may warn
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.filterwarnings("always", TAKES_TURNS)
@@ -325,7 +321,10 @@ def why_not_batched(task: Task, objective: Objective, device: torch.device, prec
                 evaluate(task, net, models, TestSet(rows(task.test.x, slice(2)), task.test.y[:2]))
     except InvalidInput:
         raise
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:
+        usual = RuntimeError, TypeError, ValueError, NotImplementedError
+        if not isinstance(error, usual) and type(error).__module__.partition(".")[0] != "triton":
+            raise
         return reason(error)
     tolerance = 1e-3 if precision == "float32" else 0.1  # rounding may differ in every sum
     gap, scale = (float(each.nan_to_num().norm()) for each in (plain - with_padding, plain))

@@ -1,10 +1,11 @@
 """Convolutions of many models at once.
 
 Over a batch of models a convolution becomes a grouped one, for which neither cuDNN nor oneDNN has fast kernels. Here it
-has a batching rule of its own: one kernel for all models where layers are small, if there is such a kernel, and one
-model after the other where each fills the processor by itself.
+has a batching rule of its own: one kernel for all models, where there is one for such layers, and otherwise PyTorch's
+for one model after the other.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +20,12 @@ from fedhist.clients.precision import as_autocast_has_it
 
 WIDE = 32
 """Channels of a layer's output from which on its convolutions are products on tensor cores."""
-ASKS = "querying is_contiguous inside of vmap"
-"""What PyTorch says where a function asks whether channels are last, which vmap cannot answer where they seem so."""
+LARGEST = 2**31
+"""Values of one model's images that the kernels can count."""
+UNROLLED = 16
+"""Columns of a layer's weights up to which the kernel for few channels has them: it is compiled column by column."""
+ASKS_FOR_ORDER = "querying is_contiguous inside of vmap", "view size is not compatible"
+"""What PyTorch says where a function cannot do with channels that are last, as the kernels return images."""
 STREAMS = 8
 """Models whose layers a captured graph may compute at the same time."""
 
@@ -45,11 +50,7 @@ class Shape:
         self.sizes = ci, *image, co, oh, ow, *kernel, *stride, *padding
         self.options = stride, padding, dilation, groups
         self.plain = dilation == (1, 1) and groups == 1
-
-    @property
-    def products(self) -> int:
-        """Multiply-adds for one example."""
-        return self.w.numel() * self.y[2] * self.y[3]
+        self.largest = max(x.numel(), math.prod(self.y))
 
 
 def merged(values: Sequence[Any], dims: Sequence[int | None], models: int) -> list[Any]:
@@ -64,12 +65,12 @@ def merged(values: Sequence[Any], dims: Sequence[int | None], models: int) -> li
     return [merge(*each) for each in zip(values, dims, strict=True)]
 
 
-def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
+def over_models(many: Callable[..., Any]) -> type[torch.autograd.Function]:
     """Return a function that computes `many` on tensors with the models' dimension first; vmap adds models to it."""
 
     class OverModels(torch.autograd.Function):
         @staticmethod
-        def forward(*args: Any) -> Tensor:
+        def forward(*args: Any) -> Any:
             return many(*args)
 
         @staticmethod
@@ -77,9 +78,11 @@ def over_models(many: Callable[..., Tensor]) -> type[torch.autograd.Function]:
             pass
 
         @classmethod
-        def vmap(cls, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-            result: Tensor = cls.apply(*merged(args, in_dims, info.batch_size))  # type: ignore[no-untyped-call]
-            return result.unflatten(0, (info.batch_size, -1)), 0  # type: ignore[no-untyped-call]
+        def vmap(cls, info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+            found = cls.apply(*merged(args, in_dims, info.batch_size))  # type: ignore[no-untyped-call]
+            if isinstance(found, Tensor):
+                return found.unflatten(0, (info.batch_size, -1)), 0  # type: ignore[no-untyped-call]
+            return tuple(each.unflatten(0, (info.batch_size, -1)) for each in found), (0,) * len(found)
 
     return OverModels
 
@@ -181,6 +184,10 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
         return [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
 
 
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
 def pair(value: Any) -> tuple[Any, Any]:
     """Return an option that may be one number for both directions."""
     return (value[0], value[-1]) if isinstance(value, (tuple, list)) else (value, value)
@@ -221,9 +228,10 @@ class ManyImages(TorchFunctionMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if ASKS not in str(error):
+            if not any(each in str(error) for each in ASKS_FOR_ORDER):
                 raise
-        return func(*(each.contiguous() if isinstance(each, Tensor) else each for each in args), **kwargs)
+        copied = {name: _contiguous(each) for name, each in kwargs.items()}
+        return func(*map(_contiguous, args), **copied)
 
     def _convolve(
         self,
@@ -239,14 +247,16 @@ class ManyImages(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != 4 or input.is_complex():
             return None
         input, weight, bias = as_autocast_has_it(input, weight, bias)
-        if input.dtype != weight.dtype:  # an error is PyTorch's to tell
+        if input.dtype != weight.dtype or input.shape[1] != groups * weight.shape[1]:  # an error is PyTorch's to tell
             return None
         shape = Shape(input.shape, weight.shape, pair(stride), pair(padding), pair(dilation), groups)
+        if min(shape.y) < 1:
+            return None
         chosen: Any = OneByOne
-        if self._kernels is not None and shape.plain:
+        if self._kernels is not None and shape.plain and shape.largest < LARGEST:
             if shape.w[0] >= WIDE and input.dtype in (torch.float32, torch.bfloat16):
                 chosen = self._kernels.wide
-            elif input.dtype == torch.float32:
+            elif input.dtype == torch.float32 and weight.shape[3] <= UNROLLED:
                 chosen = self._kernels.small
         one = (None if each is None else each[None] for each in (input, weight, bias))  # model, and vmap adds others
         return chosen.apply(*one, shape)[0]  # type: ignore[no-any-return]

@@ -36,14 +36,19 @@ class Linear(over_models(_linear)):  # type: ignore[misc]
         )
 
 
+MOST_KEYS = 128
+"""Positions up to which the gradients of PyTorch's memory-efficient attention repeat themselves to the bit: it may sum
+over two blocks of 64 in either order, which is the same, and over more in any."""
+
+
 class ManyProducts(TorchFunctionMode):
     """Computes linear layers and attention so that they are fast over many models, and everything else as usual.
 
     Parameters
     ----------
     fused
-        Whether attention is PyTorch's memory-efficient kernel, which repeats itself to the bit. PyTorch would choose
-        it, too, but for the gradients of a batch of models it does not ask it to keep what they need.
+        Whether attention is PyTorch's memory-efficient kernel where that repeats itself to the bit. PyTorch would
+        choose it, too, but for the gradients of a batch of models it does not ask it to keep what they need.
     """
 
     def __init__(self, fused: bool) -> None:
@@ -65,7 +70,8 @@ class ManyProducts(TorchFunctionMode):
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """Do as ``F.linear`` does; return None for what it is left to."""
     input, weight, bias = as_autocast_has_it(input, weight, bias)
-    if weight.ndim != 2 or input.ndim < 2 or input.dtype != weight.dtype:  # an error is PyTorch's to tell
+    fits = weight.ndim == 2 <= input.ndim and input.shape[-1] == weight.shape[1] > 0 and input.dtype == weight.dtype
+    if not fits or input.is_complex() or (bias is not None and bias.ndim != 1):  # an error is PyTorch's to tell
         return None
     # Rows in one axis: of a sequence PyTorch would copy the weights for every position.
     rows = input.reshape(-1, input.shape[-1])[None], weight[None], None if bias is None else bias[None]
@@ -84,10 +90,12 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """Do as ``F.scaled_dot_product_attention`` does; return None for what the kernel does not support."""
-    unlike = {each.dtype for each in (query, key, value)} not in ({torch.float32}, {torch.bfloat16})
-    odd = any(each.ndim != 4 or each.shape[-1] % 8 for each in (query, key, value))
-    if attn_mask is not None or dropout_p or enable_gqa or unlike or odd:
+    given = query, key, value
+    unlike = {each.dtype for each in given} not in ({torch.float32}, {torch.bfloat16})
+    odd = any(each.ndim != 4 or each.shape[-1] % 8 or each.shape[:2] != query.shape[:2] for each in given)
+    if attn_mask is not None or dropout_p or enable_gqa or unlike or odd or key.shape[-2] > MOST_KEYS:
         return None
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
-    result: Tensor = attend(query, key, value, None, True, 0.0, is_causal, scale=scale)[0]
+    dense = (each if each.stride(-1) == 1 else each.contiguous() for each in given)
+    result: Tensor = attend(*dense, None, True, 0.0, is_causal, scale=scale)[0]
     return result

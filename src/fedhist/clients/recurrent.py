@@ -5,13 +5,14 @@ random numbers to drop values by. Written out they are products and sums that ca
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from fedhist.clients import kernels
 
 State = tuple[Tensor, ...]
 """The hidden state, and of an LSTM its cell's."""
@@ -20,19 +21,12 @@ Cell = Callable[[Tensor, Tensor, State], State]
 Drop = Callable[[Tensor, float], Tensor]
 
 
-@cache
-def _kernel() -> Callable[..., State | None]:
-    """Return an LSTM's cell as one kernel; a function that returns None where Triton does not work."""
-    try:
-        from fedhist.clients.kernels.cell import lstm_cell  # noqa: PLC0415
-    except ImportError:
-        return lambda *_: None
-    return lstm_cell
-
-
 def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
-    if inputs.is_cuda and (found := _kernel()(inputs, hidden, state[1])) is not None:
-        return found
+    if inputs.is_cuda and kernels.why_not(inputs.device) is None:
+        from fedhist.clients.kernels.cell import lstm_cell  # noqa: PLC0415
+
+        if (found := lstm_cell(inputs, hidden, state[1])) is not None:
+            return found
     i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell

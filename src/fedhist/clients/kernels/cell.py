@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedhist.clients.images import over_models
 from fedhist.clients.kernels.launch import launch
 
 TILE = 512
@@ -16,7 +17,10 @@ TILE = 512
 
 @triton.jit
 def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
+    """tanh x = 2σ(2x) - 1, or where x is so small that the difference has no digits left, the start of its series."""
+    square = x * x
+    series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
+    return tl.where(square < 0.01, series, 2 * tl.sigmoid(2 * x) - 1)
 
 
 @triton.jit
@@ -58,54 +62,42 @@ def _backward(dh_ptr, dn_ptr, gates_ptr, cell_ptr, next_ptr, da_ptr, dc_ptr, cou
     tl.store(dc_ptr + n, dc * f, there)
 
 
-class _Cell(torch.autograd.Function):
-    @staticmethod
-    def forward(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, hidden, cell = inputs.contiguous(), hidden.contiguous(), cell.contiguous()
-        gates, output, state = torch.empty_like(inputs), torch.empty_like(cell), torch.empty_like(cell)
-        grid = (triton.cdiv(cell.numel(), TILE),)
-        launch(_forward, grid, inputs, hidden, cell, gates, output, state, cell.numel(), cell.shape[-1], TILE)
-        return output, state, gates
+def _cell(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, hidden, cell = inputs.contiguous(), hidden.contiguous(), cell.contiguous()
+    gates, output, state = torch.empty_like(inputs), torch.empty_like(cell), torch.empty_like(cell)
+    grid = (triton.cdiv(cell.numel(), TILE),)
+    launch(_forward, grid, inputs, hidden, cell, gates, output, state, cell.numel(), cell.shape[-1], TILE)
+    return output, state, gates
+
+
+def _slopes(d_output: Tensor, d_state: Tensor, gates: Tensor, cell: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    given = [each.contiguous() for each in (d_output, d_state, gates, cell, state)]
+    d_gates, d_cell = torch.empty_like(given[2]), torch.empty_like(given[4])
+    grid = (triton.cdiv(d_cell.numel(), TILE),)
+    launch(_backward, grid, *given, d_gates, d_cell, d_cell.numel(), d_cell.shape[-1], TILE)
+    return d_gates, d_cell
+
+
+_Slopes = over_models(_slopes)
+
+
+class _Cell(over_models(_cell)):
+    """Of ``(M, ..., 4·width)`` twice and ``(M, ..., width)``: the hidden state, the cell's, and the gates."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(inputs[2], output[1], output[2])
+        ctx.save_for_backward(output[2], inputs[2], output[1])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_state: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor]:
-        cell, state, gates = ctx.saved_tensors
-        d_gates, d_cell = torch.empty_like(gates), torch.empty_like(state)
-        slopes = d_output.contiguous(), d_state.contiguous()
-        grid = (triton.cdiv(d_cell.numel(), TILE),)
-        launch(
-            _backward,
-            grid,
-            *slopes,
-            gates,
-            cell.contiguous(),
-            state,
-            d_gates,
-            d_cell,
-            d_cell.numel(),
-            d_cell.shape[-1],
-            TILE,
-        )
+        d_gates, d_cell = _Slopes.apply(d_output, d_state, *ctx.saved_tensors)
         return d_gates, d_gates, d_cell
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Tensor) -> Any:
-        lead = (
-            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip(args, in_dims, strict=True)
-        )
-        return _Cell.apply(*lead), (0, 0, 0)
 
 
 def lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the hidden state and the cell's, as one position of an LSTM has them; None but for float32."""
     if {each.dtype for each in (inputs, hidden, cell)} != {torch.float32}:
         return None
-    output, state, _ = _Cell.apply(inputs, hidden, cell)
-    return output, state
+    output, state, _ = _Cell.apply(inputs[None], hidden[None], cell[None])
+    return output[0], state[0]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 _compiling = False
+
+
+class _Zeros(TorchFunctionMode):
+    """Fills what kernels would have written with zeros: a loss or a model may stumble over whatever lay there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func in (Tensor.new_empty, Tensor.new_empty_strided, torch.empty_like) else result
 
 
 @contextmanager
@@ -24,7 +33,7 @@ def compiled_together() -> Iterator[None]:
         yield
         return
     # In one thread, since Triton's mode is that of a thread, and gradients would be computed in another.
-    with ThreadPoolExecutor() as pool, mode(pool), torch.autograd.set_multithreading_enabled(False):
+    with ThreadPoolExecutor() as pool, mode(pool), torch.autograd.set_multithreading_enabled(False), _Zeros():
         _compiling = True
         try:
             yield
@@ -33,11 +42,13 @@ def compiled_together() -> Iterator[None]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Start a kernel, or let it be compiled for later."""
-    if _compiling:
-        kernel.warmup(*args, grid=grid, **options)
-    else:
-        kernel[grid](*args, **options)
+    """Start a kernel on its tensors' GPU, or let it be compiled for later."""
+    device = args[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        if _compiling:
+            kernel.warmup(*args, grid=grid, **options)
+        else:
+            kernel[grid](*args, **options)
 
 
 @triton.jit(do_not_specialize=["parts"])

@@ -9,8 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedhist.clients.images import merged
+from fedhist.clients.images import over_models
 from fedhist.clients.kernels.launch import launch
+
+VALUES = 8192
+"""Of a program's tile, pixels times channels: larger ones do not fit into registers and compile for minutes."""
 
 
 @triton.jit
@@ -20,7 +23,7 @@ def _over_group(values, PER: tl.constexpr, BC: tl.constexpr):
     return tl.reshape(tl.broadcast_to(sums[:, None], (BC // PER, PER)), (BC,))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _norm_forward(
     x_ptr, g_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, pixels, channels, examples, pixel_stride, channel_stride, eps,
     PER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
@@ -53,7 +56,7 @@ def _norm_forward(
     tl.store(rstd_ptr + image * channels + c, rstd)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _norm_backward(
     dy_ptr, x_ptr, g_ptr, mean_ptr, rstd_ptr, dx_ptr, dg_ptr, db_ptr, pixels, channels, examples, pixel_stride,
     channel_stride, PER: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
@@ -86,21 +89,56 @@ def _norm_backward(
 
 def _dense(x: Tensor) -> Tensor:
     """Return images that lie without gaps, with the channels first or last."""
-    last = x.permute(0, 1, 3, 4, 2)
-    return x if last.is_contiguous() else x.contiguous()
+    return x if _has_channels_last(x) else x.contiguous()
 
 
-class Norm(torch.autograd.Function):
+def _has_channels_last(x: Tensor) -> bool:
+    return x.permute(0, 1, 3, 4, 2).is_contiguous()
+
+
+def _sizes(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, int, int]]:
+    """Return the grid, the sizes and the tiles of a kernel of normalisation."""
+    models, examples, channels, height, width = x.shape
+    per = channels // groups
+    together = max(per, 16)
+    # Said by the axes' order: the stride of an axis of length 1 may be anything.
+    strides = (channels, 1) if _has_channels_last(x) else (1, height * width)
+    pixels = 512 if height * width > 64 else 64  # few sizes, since each is compiled
+    return (
+        (models * examples, channels // together),
+        (height * width, channels, examples, *strides),
+        (per, together, min(pixels, max(1, VALUES // together))),
+    )
+
+
+def _normalised(x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    x = _dense(x)
+    y = torch.empty_like(x)
+    mean, rstd = (x.new_empty(x.shape[:3], dtype=torch.float32) for _ in range(2))
+    grid, sizes, tiles = _sizes(x, groups)
+    launch(_norm_forward, grid, x, gamma.contiguous(), beta.contiguous(), y, mean, rstd, *sizes, eps, *tiles)
+    return y, mean, rstd
+
+
+def _gradients(
+    dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = _dense(x)
+    dx = torch.empty_like(x)
+    if dy.stride() != x.stride():
+        dy = torch.empty_like(x).copy_(dy)
+    dgamma, dbeta = torch.empty_like(mean), torch.empty_like(mean)
+    grid, sizes, tiles = _sizes(x, groups)
+    means = mean.contiguous(), rstd.contiguous()
+    launch(_norm_backward, grid, dy, x, gamma.contiguous(), *means, dx, dgamma, dbeta, *sizes, *tiles)
+    return dx, dgamma.sum(dim=1).to(gamma.dtype), dbeta.sum(dim=1).to(gamma.dtype)
+
+
+_Gradients = over_models(_gradients)
+
+
+class Norm(over_models(_normalised)):
     """Group normalisation of images ``(M, examples, channels, height, width)`` by weights ``(M, channels)``."""
-
-    @staticmethod
-    def forward(x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        x = _dense(x)
-        y = torch.empty_like(x)
-        mean, rstd = (x.new_empty(x.shape[:3], dtype=torch.float32) for _ in range(2))
-        grid, sizes, tiles = _norm_sizes(x, groups)
-        launch(_norm_forward, grid, x, gamma.contiguous(), beta.contiguous(), y, mean, rstd, *sizes, eps, *tiles)
-        return y, mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -109,35 +147,8 @@ class Norm(torch.autograd.Function):
         ctx.save_for_backward(x, gamma, *output[1:])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, gamma, mean, rstd = ctx.saved_tensors
-        x = _dense(x)
-        dx = torch.empty_like(x)
-        if dy.stride() != x.stride():
-            dy = torch.empty_like(x).copy_(dy)
-        dgamma, dbeta = torch.empty_like(mean), torch.empty_like(mean)
-        grid, sizes, tiles = _norm_sizes(x, ctx.groups)
-        launch(_norm_backward, grid, dy, x, gamma.contiguous(), mean, rstd, dx, dgamma, dbeta, *sizes, *tiles)
-        return dx, dgamma.sum(dim=1).to(gamma.dtype), dbeta.sum(dim=1).to(gamma.dtype), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        models = info.batch_size
-        found = Norm.apply(*merged(args, in_dims, models))
-        return tuple(each.unflatten(0, (models, -1)) for each in found), (0, 0, 0)
-
-
-def _norm_sizes(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, int, int]]:
-    """Return the grid, the sizes and the tiles of a kernel of normalisation."""
-    models, examples, channels, height, width = x.shape
-    per = channels // groups
-    together = max(per, min(channels, 16))
-    return (
-        (models * examples, channels // together),
-        (height * width, channels, examples, x.stride(-1), x.stride(2)),
-        (per, together, 512 if height * width > 64 else 64),  # few, since each is compiled
-    )
+        return *_Gradients.apply(dy, *ctx.saved_tensors, ctx.groups), None, None
 
 
 def group_norm(
@@ -167,7 +178,7 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         if dy.stride() != y.stride():
-            dy = torch.empty_like(y).copy_(dy)
+            dy = dy.new_empty_strided(y.shape, y.stride()).copy_(dy)
         return torch.ops.aten.threshold_backward(dy, y, 0)  # type: ignore[no-any-return]
 
     @staticmethod

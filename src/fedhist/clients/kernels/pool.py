@@ -106,4 +106,6 @@ def max_pool(
         return None
     if input.dtype != torch.float32 or steps[0] < window[0] or steps[1] < window[1] or window[0] * window[1] > 127:
         return None
+    if input.numel() == 0 or input.shape[2] < window[0] or input.shape[3] < window[1]:
+        return None
     return _Pool.apply(input, window, steps)[0]  # type: ignore[no-any-return]

@@ -142,10 +142,6 @@ def _last(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
-def _first(x: Tensor) -> Tensor:
-    return x.permute(0, 1, 4, 2, 3)
-
-
 def _turned(w: Tensor, strides: tuple[int, int], sizes: tuple[int, int, int]) -> Tensor:
     """Return ``(M, A, C, B)`` from ``(M, A, B, C)``, whose axes A and B have these strides."""
     a, b, c = sizes
@@ -177,7 +173,8 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shap
     taps = kernel.numel()
     # As (M, CO, KH·KW, CI), or with CO and CI exchanged.
     w = _turned(w, (taps, co * taps) if to_input else (ci * taps, taps), (co, ci, taps))
-    y = x.new_empty((models, examples, oh, ow, co))
+    strides = examples * oh * ow * co, oh * ow * co, 1, ow * co, co  # as `_last` has it, and not a view
+    y = x.new_empty_strided((models, examples, co, oh, ow), strides)
     flat = ci < FEW and not to_input
     large = co >= 128  # then tiles are squares
     tiles = 128, _tile(co, 128 if large else 64), 32 if flat else _tile(ci, 32 if x.dtype == torch.float32 else 64)
@@ -187,7 +184,7 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shap
     sizes = examples, ci, height, width, co, oh, ow, *kernel, *stride, *padding
     bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, _precision())
     launch(_convolve, grid, x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
-    return _first(y)
+    return y
 
 
 def _conv(x: Tensor, w: Tensor, b: Tensor | None, shape: Shape) -> Tensor:
