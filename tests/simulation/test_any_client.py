@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhist as fh
-from fedhist.simulation.functions import rules_of
+from fedhist.simulation.functions import version_of
 from fedhist.simulation.methods import as_method
 from fedhist.strategies.rules.scaffold import ControlVariates
 from tests.clients.test_tasks import CLIENTS, Augmented, mlp, normal
@@ -74,38 +75,96 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path: Path) -> None:
     run(0.9, 1.0)
     run(0.9, 1.0)
     for other in ((0.1, 1.0), (0.9, 0.5)):
-        with pytest.raises(fh.FedHistError, match="holds another run: the functions is"):
+        with pytest.raises(
+            fh.FedHistError, match="the code of the (loss|local work) has changed since the run in .* beg"
+        ):
             run(*other)
 
 
 MINE = """
 import fedhist as fh
+from rules_beside import shared
+import rules_beside
+
+POWER, TABLE, memo, calls = 2, {"a": 1}, {}, 0
 
 def share(tau):
-    return 1 / tau{power}
+    global calls
+    calls += 1
+    memo[calls] = tau
+    return shared(tau) * rules_beside.other(tau) / tau**POWER * TABLE["a"]
+
+class Clients:
+    uses_previous = False
+    def __call__(self, net, params, anchor, batch):
+        return batch.loss(net(params, batch.x))
+    def trained(self, *mail):
+        return 1
 
 class Rule(fh.Strategy):
+    normalise = True
+    def __init__(self):
+        super().__init__()
+        self.objective = Clients()
     def weights(self, arrivals):
-        return share(arrivals.staleness)
+        "Say how."
+        return share(arrivals.staleness)  # so
 """
+BESIDE = """
+def shared(tau):
+    return tau / tau
+def other(tau):
+    return 1
+"""
+SAME = {
+    "comments": ("# so", "# so and so"),
+    "texts": ("Say how.", "Say how and why."),
+    "what is counted": ('memo, calls = 2, {"a": 1}, {}, 0', 'memo, calls = 2, {"a": 1}, {3: 4}, 5'),
+    "lines": ("class Rule", "\n\n\nclass Rule"),
+}
+OTHER = {
+    "a function": ("tau**POWER", "tau / POWER"),
+    "a constant": ("calls = 2", "calls = 3"),
+    "a table": ('{"a": 1}', '{"a": 2}'),
+    "an attribute": ("normalise = True", "normalise = False"),
+    "another module": ("tau / tau", "tau"),
+    "a function of another module": ("    return 1\n", "    return 3\n"),
+    "what clients do": ("def trained(self, *mail):\n        return 1", "def trained(self, *mail):\n        return 2"),
+}
 
 
-def rule(power: str) -> fh.Strategy:
-    """Return a strategy whose code was written to a file of a user's and imported again."""
-    module = ModuleType("mine")
-    exec(MINE.format(power=power), vars(module))
-    return cast(fh.Strategy, module.Rule())
+def rule(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: str = "") -> fh.Strategy:
+    """Return a strategy from a user's files, which are imported anew after a change."""
+    folder.mkdir()
+    for name, text in (("rules_of_mine", MINE), ("rules_beside", BESIDE)):
+        (folder / f"{name}.py").write_text(text.replace(old, new) if old else text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with monkeypatch.context() as path:
+        path.syspath_prepend(folder)
+        return cast(fh.Strategy, importlib.import_module("rules_of_mine").Rule())
 
 
-def test_a_checkpoint_of_other_code_of_a_strategy_is_refused(task: fh.Task, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", [*SAME, *OTHER])
+def test_changes_of_a_users_code_are_noticed(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = version_of(as_method(rule(tmp_path / "one", monkeypatch)))
+    assert first is not None
+    second = version_of(as_method(rule(tmp_path / "two", monkeypatch, *(SAME | OTHER)[what])))
+    assert (first == second) == (what in SAME)
+
+
+def test_a_checkpoint_of_other_code_of_a_strategy_is_refused(
+    task: fh.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(strategy: fh.Strategy) -> list[float]:
-        return fh.simulate(strategy, task, k=2, rounds=3, checkpoint=tmp_path).loss
+        return fh.simulate(strategy, task, k=2, rounds=3, checkpoint=tmp_path / "state").loss
 
-    assert run(rule("**2")) == run(rule("**2"))
-    with pytest.raises(fh.FedHistError, match="holds another run: the functions is"):  # of a function that it calls
-        run(rule("**3"))
-    ours = [rules_of(as_method(each).strategy) for each in ("fedhist", "nowcast", "refl + median", "ca2fl + adam")]
-    assert ours == [""] * 4  # whose versions are the package's
+    losses = run(strategy := rule(tmp_path / "one", monkeypatch))
+    assert run(strategy) == losses == run(rule(tmp_path / "two", monkeypatch))
+    with pytest.raises(fh.FedHistError, match=r"^the code of Rule has changed since the run in .* began; use another"):
+        run(rule(tmp_path / "three", monkeypatch, *OTHER["another module"]))
+    assert [version_of(as_method(each)) for each in ("fedhist", "scaffold", "refl + median", "ca2fl + adam")] == [
+        None
+    ] * 4
 
 
 def test_labels_of_a_data_set_cannot_be_flipped() -> None:

@@ -171,7 +171,7 @@ def _batches(alike: Iterable[Sequence[Cell]], most: int) -> Iterator[Sequence[Ce
 def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
     task, rounds = trial.task, _evaluations(cell.rounds, cell.eval_every)
     about = {"cell": asdict(cell), "round": rounds, "parameters": task.layout.size}
-    about |= {} if (code := version_of(trial.method.strategy)) is None else {"code": code}
+    about |= {} if (code := version_of(trial.method)) is None else {"code": code}
     if history.diverged:  # a model of NaN is no better than guessing, however good it was some evaluations ago
         guess = 1 / task.num_classes
         curves = {"accuracy": [guess] * len(rounds), "loss": [None] * len(rounds)}

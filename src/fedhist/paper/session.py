@@ -125,7 +125,7 @@ def _require_same_code(done: Iterable[tuple[Cell, Mapping[str, Any]]], folder: P
     for cell, result in done:
         if "code" in result:
             if cell.method not in versions:
-                versions[cell.method] = version_of(as_method(cell.method).strategy)
+                versions[cell.method] = version_of(as_method(cell.method))
             changed[cell.method] += result["code"] != versions[cell.method]
     for method, runs in changed.items():
         same = f"the code of {method} has changed since {runs} of its runs in {folder} were made"

@@ -238,11 +238,12 @@ class Checkpoints:
             require(fits, f"its name or its number of runs is not that of {brief(dict(pairs))}")
             for i, description in zip(members, descriptions, strict=True):
                 for name, value in self._described(i).items():
-                    if description.get(name) != value:
-                        raise FedHistError(
-                            f"{file} holds another run: {name} is {brief(description.get(name))} there and "
-                            f"{brief(value)} here; use another folder."
-                        )
+                    there = description.get(name)
+                    if there != value and name.startswith("the "):  # a checksum
+                        raise FedHistError(f"{name} has changed since the run in {file} began; use another folder.")
+                    if there != value:
+                        what = f"{name} is {brief(there)} there and {brief(value)} here"
+                        raise FedHistError(f"{file} holds another run: {what}; use another folder.")
                 plan = self.plans[i]
                 if state.kind not in (plan.kind, plan.one_by_one().kind):
                     raise FedHistError(
@@ -352,5 +353,5 @@ def described(trial: Trial) -> dict[str, Any]:
         "task": trial.task.name,
         **{name: value for name, value in trial.described().items() if name not in NOT_DESCRIBED},
         "the first model": checksum(first),
-        "the functions": checksum(np.frombuffer(code_of(trial, model).encode(), np.uint8)),
+        **code_of(trial, model),
     }
