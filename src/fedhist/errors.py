@@ -59,20 +59,20 @@ def exit_with_sentence() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def brief(value: object, most: int = 100) -> str:
+def brief(value: object) -> str:
     """Return the ``repr`` of a value, shortened to fit into a sentence."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python refuses to print integers of more than 4,300 digits
         text = f"a {type(value).__name__} that cannot be printed"
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def reason(error: BaseException, most: int = 200) -> str:
+def reason(error: BaseException) -> str:
     """Return an error's message as part of a sentence: the first line, without a full stop."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     first = (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return first if len(first) <= most else f"{first[:most]}…"
+    return first if len(first) <= 200 else f"{first[:200]}…"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:

@@ -39,4 +39,4 @@ def test_a_data_frame() -> None:
 def test_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(fh.InvalidInput, match=r"^to_frame\(\) needs pandas; install it with: pip install pandas\.$"):
-        frame("to_frame()", {"a": [1]})
+        frame({"a": [1]})

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedhist.store.history import History
+from fedhist.store.plot import FAR
 from fedhist.store.statistics import half_width
 
 WORDS = {"rounds": "rounds", "time": "time", "work": "client work", "bytes": "MB"}
 """What costs are called at the head of a column."""
 MEGABYTE = 1e6
-FAR = 8
-"""How many times as long as the shortest the longest course is on a logarithmic axis."""
 
 
 class Spent(NamedTuple):

@@ -162,7 +162,7 @@ class Comparison(list[History]):
             name: [value for table in tables for value in table.get(name, [None] * len(table["seed"]))]
             for name in names
         }
-        return frame("to_frame()", columns)
+        return frame(columns)
 
     def plot(self, metric: str | None = None, against: str | None = None, ax: Any = None) -> Any:
         """Draw a metric of all methods and return the matplotlib figure, which a notebook shows and ``savefig`` writes.

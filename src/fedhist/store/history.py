@@ -161,7 +161,7 @@ class History:
 
     def to_frame(self) -> Any:
         """Return the evaluations as a pandas data frame: rounds, costs, all metrics and staleness, one row for each."""
-        return frame("to_frame()", self.columns())
+        return frame(self.columns())
 
     def plot(self, metric: str | None = None, against: str = "rounds", ax: Any = None) -> Any:
         """Draw a metric and return the matplotlib figure, which a notebook shows and ``savefig`` writes.

@@ -32,7 +32,7 @@ class Table:
 
     def to_frame(self) -> Any:
         """Return the table as a pandas data frame of texts."""
-        return frame("to_frame()", {name: [row[i] for row in self.rows] for i, name in enumerate(self.header)})
+        return frame({name: [row[i] for row in self.rows] for i, name in enumerate(self.header)})
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -53,10 +53,10 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
     return f"{caption}<table>{head}<tbody>{body}</tbody></table>{below}"
 
 
-def frame(what: str, columns: Mapping[str, Sequence[Any]]) -> Any:
+def frame(columns: Mapping[str, Sequence[Any]]) -> Any:
     """Return columns as a pandas data frame, or raise if pandas is missing."""
     try:
         import pandas  # noqa: PLC0415 (optional, and a second to import)
     except ImportError:
-        raise InvalidInput(f"{what} needs pandas; install it with: pip install pandas.") from None
+        raise InvalidInput("to_frame() needs pandas; install it with: pip install pandas.") from None
     return pandas.DataFrame(dict(columns))
