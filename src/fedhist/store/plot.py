@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from fedhist.looks import Look, looks
 from fedhist.store.measure import Measure
 
 Floats = NDArray[np.float64]
+Run = Any  # a History, which draws itself and so imports this file
 AXES = {
     "rounds": "round",
     "time": "virtual time",
@@ -30,28 +31,6 @@ WIDTH, LEAST_HEIGHT = 7.5, 4.2
 """Of the figure, in inches; it is higher where there are many names."""
 NAME_WIDTH, NAME_SIZE = 30, 9
 """Characters in a line of a name, and the size of the letters in points."""
-
-
-class Run(Protocol):
-    """What is drawn of a history."""
-
-    @property
-    def deployed(self) -> bool:
-        """Whether time is in seconds."""
-
-    @property
-    def diverged(self) -> bool:
-        """Whether it ended in NaN or infinity."""
-
-    @property
-    def evaluations(self) -> Sequence[Any]:
-        """The evaluations."""
-
-    def cost(self, axis: str) -> Floats:
-        """Return what each evaluation had cost."""
-
-    def __getitem__(self, metric: str) -> Sequence[float | None]:
-        """Return a metric at each evaluation."""
 
 
 class Line(NamedTuple):
