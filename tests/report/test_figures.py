@@ -12,6 +12,7 @@ from fedhist.report import arriving, clients, figure, learning
 from fedhist.report.figure import Detail, Figure, Section
 from fedhist.report.gather import gather
 from fedhist.report.page import FIGURES
+from fedhist.store.history import thinned
 from tests.report.fake import fake_comparison, fake_history
 
 
@@ -195,7 +196,7 @@ def test_many_classes_become_a_heat_map(tmp_path: Path) -> None:
 def test_numbers_are_short_and_finite() -> None:
     assert figure.values([1 / 3, 2.0, np.nan, np.inf, 123456]) == [0.3333, 2, None, None, 123500]
     assert figure.values([123456], figure.PRECISE) == [123456]
-    assert figure.thinned(1000, 3).tolist() == [0, 500, 999] and figure.thinned(2, 9).tolist() == [0, 1]
+    assert thinned(1000, 3).tolist() == [0, 500, 999] and thinned(2, 9).tolist() == [0, 1]
 
 
 def test_clients_on_record_may_not_have_uploaded(tmp_path: Path) -> None:

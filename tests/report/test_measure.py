@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedhist.data.metrics import METRICS
-from fedhist.report.measure import others, primary, target_of
+from fedhist.report.measure import others, target_of
 from fedhist.store.history import SHARES
 from fedhist.store.measure import Measure
 from tests.report.fake import fake_history, measured_in
@@ -73,8 +73,8 @@ def test_the_worst_tenth() -> None:
 
 def test_metrics_and_targets_of_runs() -> None:
     run = fake_history(target=None)
-    assert (primary(run), others(run), target_of(run)) == (ACCURACY, [], 0.5)
+    assert (run.measure(), others(run), target_of(run)) == (ACCURACY, [], 0.5)
     run = measured_in(fake_history(), dict.fromkeys(("rmse", "a", "b", "c", "d"), False))
-    assert (primary(run), [each.name for each in others(run)], target_of(run)) == (RMSE, ["a", "b", "c"], None)
+    assert (run.measure(), [each.name for each in others(run)], target_of(run)) == (RMSE, ["a", "b", "c"], None)
     run.setting["target"] = 2
     assert target_of(run) == 2.0

@@ -7,9 +7,8 @@ from typing import Any
 
 from fedhist.looks import Look, looks
 from fedhist.report.curves import drawing
-from fedhist.report.figure import counted
 from fedhist.report.outcome import Outcome
-from fedhist.store.measure import Measure
+from fedhist.store.measure import Measure, counted
 from fedhist.store.statistics import half_width
 
 TITLES = {"time": ("virtual time", 1.0), "work": ("client work", 1.0), "bytes": ("megabytes", 1e-6)}

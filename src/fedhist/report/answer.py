@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from fedhist.report.cost import amount
-from fedhist.report.figure import counted, listed
-from fedhist.report.measure import primary
+from fedhist.report.figure import listed
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
+from fedhist.store.measure import counted
 from fedhist.store.statistics import Ratio, ratio
 
 QUESTION = "Is asynchrony worth it here?"
@@ -39,7 +39,7 @@ def answer(runs: Comparison, target: float | None) -> str:
         return f"{QUESTION} Give a target, and the time to reach it will say."
     ways = {kind: [_Way.of(method, runs[method], target) for method in methods] for kind, methods in kinds.items()}
     sync, async_ = (min(ways[kind], key=_Way.rank) for kind in (True, False))
-    mark = primary(runs[0]).mark(target)
+    mark = runs[0].measure().mark(target)
     if not sync.times and not async_.times:
         ends = [end for both in ways.values() for each in both for end in each.ends.values()]
         within = f" within {amount(max(ends))} of virtual time" if ends else ""

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from fedhist.report import figure as fig
 from fedhist.report.clients import clients_of, times_of
-from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
+from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, uploads, values
 from fedhist.report.marks import attackers, trouble
 from fedhist.store.events import Event, times
-from fedhist.store.history import History
+from fedhist.store.history import History, thinned
+from fedhist.store.measure import counted
 
 BINS = 60  # most bars of a histogram
 LANES = 40  # most clients of the timeline
@@ -75,7 +76,7 @@ def timeline(section: Section) -> Figure | str:
     """Draw who works when."""
     history = section.runs[0]
     ids, order = clients_of(history), np.argsort(times_of(history), kind="stable")
-    lanes = ids[order[fig.thinned(len(order), LANES)]]
+    lanes = ids[order[thinned(len(order), LANES)]]
     there = uploads(history) & np.isin(history.clients, lanes)
     room = np.searchsorted(there.sum(axis=1).cumsum(), section.detail.marks, side="right")
     last = int(np.clip(room, 1, history.rounds))
@@ -170,7 +171,7 @@ def weights(section: Section) -> Figure | str:
         fresh, stale = relative[tau <= np.quantile(tau, 0.1)].mean(), relative[tau >= np.quantile(tau, 0.9)].mean()
         text.append(f"{method} gives the freshest tenth {fresh:.2f} and the stalest {stale:.2f}")
         freshest[method], stalest[method] = float(fresh), float(stale)
-        places = fig.thinned(len(x), 5)
+        places = thinned(len(x), 5)
         rows += [[method, f"{x[i]:.1f}", *(f"{each[i]:.2f}" for each in (y, low, high))] for i in places]
     missing = [method for method in section.methods if method not in found]
     does_not = f" {listed(missing)} {'does' if len(missing) == 1 else 'do'} not report weights."
@@ -191,7 +192,7 @@ def _by_staleness(tau: Floats, relative: Floats) -> Floats:
     small = tau.max() < 1 << 16  # numbers of 16 bits are sorted ten times as fast
     order = np.argsort(tau.astype(np.uint16) if small else tau, kind="stable")
     tau, relative = tau[order], relative[order]
-    cuts = tau[fig.thinned(len(tau), 25)[1:-1]]
+    cuts = tau[thinned(len(tau), 25)[1:-1]]
     starts = np.unique(np.searchsorted(tau, cuts))  # uploads that are equally stale stay together
     starts = starts[starts > 0]
     rows = []

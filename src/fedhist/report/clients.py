@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhist.report import figure as fig
-from fedhist.report.figure import Figure, Floats, Section, Table, axis, counted, listed, uploads, values
+from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, uploads, values
 from fedhist.report.marks import attackers
-from fedhist.store.history import History
+from fedhist.store.history import History, thinned
+from fedhist.store.measure import counted
 from fedhist.store.statistics import rank_correlation
 
 Ids = NDArray[np.int64]
@@ -73,7 +74,7 @@ def _client_map(
     views: dict[str, fig.Plot] = {}
     for i, history in enumerate(histories):
         fast_first = np.argsort(times_of(history), kind="stable")
-        drawn = fast_first[fig.thinned(len(fast_first), most)]
+        drawn = fast_first[thinned(len(fast_first), most)]
         bad = attackers(history)
         names = [f"{c} (attacks)" if c in bad else str(c) for c in clients_of(history)[drawn].tolist()]
         orders, skew = {"speed": np.arange(len(drawn))}, skew_of(history)
@@ -128,7 +129,7 @@ def utility(section: Section) -> Figure | str:
         return "None of these runs keeps utilities, or they were not recorded."
 
     def cells(history: History, drawn: Ids, names: list[str]) -> fig.Plot:
-        columns = fig.thinned(len(history.traces["round"]), fig.POINTS // 4)
+        columns = thinned(len(history.traces["round"]), fig.POINTS // 4)
         table = history.traces["utility"][np.ix_(columns, drawn)].T
         rounds = values(history.traces["round"][columns], fig.PRECISE)
         reach = _reach(table)
@@ -196,7 +197,7 @@ def boosted(section: Section) -> Figure | str:
     names = [name for name in found[0][1] if all(name in facts for _, facts in found)]
     columns = {name: np.concatenate([facts[name] for _, facts in found]) for name in names}
     boost = columns["boost"]
-    pick = fig.thinned(len(boost), section.detail.dots)
+    pick = thinned(len(boost), section.detail.dots)
     hover = [text for history, facts in found for text in _hover(history, facts)]
     colour = columns.get("utility", np.zeros(len(boost)))
     reach = _reach(colour)

@@ -10,13 +10,11 @@ import numpy as np
 
 from fedhist.looks import looks
 from fedhist.report.cost import differ_in_pace, far_apart
-from fedhist.report.figure import counted
 from fedhist.report.learning import course_of
-from fedhist.report.measure import primary
 from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
 from fedhist.store.history import History
-from fedhist.store.measure import Measure
+from fedhist.store.measure import Measure, counted
 
 WIDEST_LABEL = 60
 """Characters of a line in a legend."""
@@ -59,7 +57,7 @@ def draw_curves(runs: Comparison, path: str | Path, target: float | None = None)
     Methods that differ in pace are drawn over virtual time beside rounds. Runs that diverged count in no mean; the
     legend says how many they are.
     """
-    path, measure = Path(path), primary(runs[0])
+    path, measure = Path(path), runs[0].measure()
     against = {"time": "virtual time", "rounds": "round"} if differ_in_pace(runs) else {"rounds": "round"}
     with drawing(path, 1, len(against), (2 + 5 * len(against), 4.2), 150, alike=False) as panels:
         for panel, (cost, label) in zip(panels, against.items(), strict=True):

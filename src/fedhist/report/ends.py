@@ -7,7 +7,6 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, far_apart
 from fedhist.report.figure import Figure, Section, Table, axis, listed
-from fedhist.report.measure import last
 from fedhist.store.measure import UNKNOWN
 
 AXES = {"time": "virtual time", "bytes": "sent, both ways (MB)", "rounds": "rounds", "work": "client work"}
@@ -23,7 +22,7 @@ def final_by_seed(section: Section) -> Figure | str:
         return "There is one run."
     own, found = section.measure, dict[str, Mapping[int, float]]()
     for method in section.best_first:
-        ended = {h.seed: own.scale * end for h in section.runs[method] if (end := last(h, own)) is not None}
+        ended = {h.seed: own.scale * end for h in section.runs[method] if (end := h.final()) is not None}
         if ended:
             found[method] = ended
     if not found:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedhist.report.gather import Group
-from fedhist.report.measure import known, last
+from fedhist.report.measure import known
 from fedhist.store.history import ACCURACY, History
 from fedhist.store.measure import Measure
 
@@ -76,7 +76,7 @@ class Section:
         self.group, self.detail, self.runs = group, detail, group.comparison
         self.measure = group.measure
         every = self.runs.methods
-        ends = {method: known(last(h, self.measure) for h in self.runs[method]) for method in every}
+        ends = {method: known(h.final() for h in self.runs[method]) for method in every}
         final = {method: float(np.mean(each)) if each else None for method, each in ends.items()}
         best = self.measure.ranked(final)[: detail.methods]
         self.methods = [method for method in every if method in best]
@@ -170,11 +170,6 @@ def values(array: ArrayLike, digits: int = 4) -> list[Any]:
     return [value if math.isfinite(value) else None for value in whole]
 
 
-def thinned(count: int, most: int) -> NDArray[np.int64]:
-    """Return places at even distances, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
 def mean_and_spread(rows: ArrayLike) -> tuple[Floats, Floats | None]:
     """Return mean and standard deviation over runs; None for the latter where there is one run."""
     stacked = np.asarray(rows, float)
@@ -196,8 +191,3 @@ def listed(parts: Iterable[str]) -> str:
     """Return "a, b and c"."""
     *most, last = list(parts) or [""]
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def counted(count: int, thing: str) -> str:
-    """Return "1 seed" or "3 seeds"."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhist.report.cost import WORDS, differ_in_pace
-from fedhist.report.figure import counted
 from fedhist.report.gather import Group
-from fedhist.report.measure import last
 from fedhist.report.table import WORST_CLIENTS, cost_axes, costs_to, epsilon, in_brackets, rows, text
 from fedhist.store.comparison import Comparison
-from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.statistics import half_width, paired_with, said_p
 
 INTERVAL = "95 % interval"
@@ -47,8 +45,8 @@ class Final:
 
 def ends_of(group: Group) -> dict[str, dict[int, float]]:
     """Return the final value of each seed of each method, of those that have one."""
-    runs, own = group.comparison, group.measure
-    ends = {m: {h.seed: end for h in runs[m] if (end := last(h, own)) is not None} for m in runs.methods}
+    runs = group.comparison
+    ends = {m: {h.seed: end for h in runs[m] if (end := h.final()) is not None} for m in runs.methods}
     return {method: by_seed for method, by_seed in ends.items() if by_seed}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedhist.errors import FedHistError, InvalidInput, require
 from fedhist.options import options_of
-from fedhist.report.measure import last, measures, primary, target_of
+from fedhist.report.measure import measures, target_of
 from fedhist.simulation.trial import NOT_COMPARED, Trial
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import ACCURACY, DIVERGED, History
@@ -76,12 +76,12 @@ class Run:
     @property
     def measure(self) -> Measure:
         """The metric by which it is compared."""
-        return primary(self.history)
+        return self.history.measure()
 
     @property
     def final(self) -> float | None:
         """That metric at the last evaluation; None where it is not known."""
-        return last(self.history, self.measure)
+        return self.history.final()
 
     @property
     def classes(self) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, differ_in_pace, far_apart
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
-from fedhist.report.measure import known, last
-from fedhist.store.history import ACCURACY, AXES, History
+from fedhist.report.measure import known
+from fedhist.store.history import ACCURACY, AXES, History, thinned
 from fedhist.store.measure import Measure
 from fedhist.store.plot import common_rounds
 
@@ -37,7 +37,7 @@ def course_of(histories: Sequence[History], measure: Measure) -> Course:
     Runs in which the metric is never known do not count.
     """
     every = common_rounds([h.round for h in histories])
-    rounds = every[fig.thinned(len(every), fig.POINTS)]
+    rounds = every[thinned(len(every), fig.POINTS)]
     cost = {name: np.mean([np.interp(rounds, h.round, h.cost(name)) for h in histories], axis=0) for name in AXES}
     rows = np.array([np.interp(rounds, h.round, np.array(h[measure.name], float)) for h in histories])
     some = np.isfinite(rows).any(axis=1)
@@ -147,7 +147,7 @@ def _ended(section: Section) -> list[tuple[fig.Plot, dict[str, list[float]]]]:
     for run in section.group.runs:
         history = run.history
         if history.diverged and history.evaluations and len(found) < MOST_CROSSES:
-            end = last(history, own)
+            end = history.final()
             y = values([np.nan if end is None else own.scale * end])
             mark = {"kind": "ended", "method": history.method, "name": fig.literal(history.method), "y": y}
             found.append((mark | {"hover": fig.literal(f"seed {history.seed} diverged")}, _places(history)))
@@ -160,7 +160,7 @@ def _places(history: History) -> dict[str, list[float]]:
 
 def _summary(section: Section) -> str:
     own = section.measure
-    finals = {method: known(last(h, own) for h in section.runs[method]) for method in section.methods}
+    finals = {method: known(h.final() for h in section.runs[method]) for method in section.methods}
     ends = {method: float(np.mean(each)) for method, each in finals.items() if each}
     if not ends:
         return f"The {own.name} at the end is not known."
@@ -175,9 +175,9 @@ def _summary(section: Section) -> str:
 def _course_table(measure: Measure, courses: Courses, axis: str) -> Table:
     """Return the means at some rounds of the longest course, or at some times of each."""
     costs = [each.cost[axis] for each in courses.values()]
-    some = [each[fig.thinned(len(each), 7)] for each in costs]
+    some = [each[thinned(len(each), 7)] for each in costs]
     at = max(costs, key=lambda each: float(each[-1])) if axis == "rounds" else np.unique(np.concatenate(some))
-    at = at[fig.thinned(len(at), 12)]
+    at = at[thinned(len(at), 12)]
     means = {m: np.interp(at, each.cost[axis], each.mean, np.nan, np.nan) for m, each in courses.items()}
     names = [f"{each:,.0f}" if axis == "rounds" else amount(each) for each in at.tolist()]
     return fig.by_method_table(measure, "round" if axis == "rounds" else "virtual time", names, means)
@@ -243,7 +243,7 @@ def lengths(section: Section) -> Figure | str:
         data.append(fig.trace("curve", method, rounds, after, "%{y:.3g}, after"))
         some = before.sum() > 0
         text.append(f"by {after.sum() / before.sum():.1f} with {method}" if some else f"from zero with {method}")
-        places = fig.thinned(len(rounds), 5)
+        places = thinned(len(rounds), 5)
         rows += [[method, f"{rounds[i]:,.0f}", f"{before[i]:.3g}", f"{after[i]:.3g}"] for i in places]
     if not data:
         return "None of these runs uses INA, or the lengths of its updates were not recorded."
@@ -258,5 +258,5 @@ def _mean_lengths(histories: Sequence[History]) -> tuple[Floats, Floats, Floats]
     alike = [h for h in histories if np.array_equal(h.traces["round"], rounds)]
     means = [np.diff(h.traces["lengths"], axis=0, prepend=0) / np.diff(rounds, prepend=0)[:, None] for h in alike]
     before, after = np.mean(means, axis=0).T
-    places = fig.thinned(len(rounds), fig.POINTS)
+    places = thinned(len(rounds), fig.POINTS)
     return rounds[places], before[places], after[places]

@@ -3,11 +3,12 @@
 from collections import Counter
 from typing import NamedTuple
 
-from fedhist.report.figure import counted, listed
+from fedhist.report.figure import listed
 from fedhist.report.gather import Group
 from fedhist.report.measure import known
 from fedhist.store.events import RESUMED, Event, times
 from fedhist.store.history import ACCOUNT, DIVERGED, History
+from fedhist.store.measure import counted
 
 ATTACK = "attack"
 EXPECTED = frozenset((ACCOUNT, ATTACK, "joined", "returned", "enough nodes", RESUMED))

@@ -15,19 +15,9 @@ def measures(history: History) -> list[Measure]:
     return [Measure(name, higher) for name, higher in history.metrics.items()]
 
 
-def primary(history: History) -> Measure:
-    """Return the metric by which a run is compared."""
-    return measures(history)[0]
-
-
 def others(history: History) -> list[Measure]:
     """Return the metrics that tables have besides the primary one."""
     return measures(history)[1 : 1 + MOST_OTHERS]
-
-
-def last(history: History, measure: Measure) -> float | None:
-    """Return a metric at the last evaluation; None where it is not known."""
-    return history.evaluations[-1].value(measure.name) if history.evaluations else None
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -40,4 +30,4 @@ def target_of(history: History) -> float | None:
     target = history.setting.get("target")
     if isinstance(target, (int, float)):
         return float(target)
-    return 0.5 if primary(history).share else None
+    return 0.5 if history.measure().share else None

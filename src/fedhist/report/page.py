@@ -19,7 +19,7 @@ from fedhist.looks import STALENESS, Look, looks
 from fedhist.report import arriving, clients, ends, learning
 from fedhist.report.answer import answer
 from fedhist.report.by_speed import by_speed
-from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, counted, listed, literal
+from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, listed, literal
 from fedhist.report.final import ends_of, final_table, ranked
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.marks import badges
@@ -29,7 +29,7 @@ from fedhist.report.verdict import lead, made_of, verdict
 from fedhist.store.comparison import Comparison
 from fedhist.store.files import whole_file
 from fedhist.store.history import DIVERGED
-from fedhist.store.measure import UNKNOWN
+from fedhist.store.measure import UNKNOWN, counted
 from fedhist.store.statistics import FEWEST_PAIRS
 
 FEW_GROUPS = 3  # up to which a page shows all at once and in full

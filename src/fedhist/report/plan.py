@@ -8,12 +8,11 @@ from pathlib import Path
 
 from fedhist.report.against_k import WIDEST, draw_against_k
 from fedhist.report.cost import amount
-from fedhist.report.figure import counted, listed
-from fedhist.report.measure import primary
+from fedhist.report.figure import listed
 from fedhist.report.outcome import Outcome, finite, mean_of
 from fedhist.simulation.sweep import ASYNCHRONOUS, SYNCHRONOUS, Swept
 from fedhist.store.files import whole_file
-from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.statistics import Ratio, half_width, ratio
 
 ALIKE = 1.5
@@ -32,7 +31,7 @@ class Findings:
             Outcome(each, rates[each], swept.sweep.rates[each.k], self.target, self.until, swept.of(each))
             for each in swept.sweep.run
         ]
-        self.measure: Measure = primary(swept.runs[0])
+        self.measure: Measure = swept.runs[0].measure()
         self.mark = self.measure.mark(self.target)
 
     @cached_property

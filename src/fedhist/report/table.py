@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedhist.report.cost import WORDS, Spent, differ_in_pace, spent
-from fedhist.report.measure import known, last, others, primary
+from fedhist.report.measure import known, others
 from fedhist.report.tiers import worst_clients
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
@@ -55,13 +55,13 @@ def rows(runs: Comparison, target: float | None) -> list[Row]:
 
 
 def _row(method: str, histories: Sequence[History], target: float | None) -> Row:
-    measure = primary(histories[0])
+    measure = histories[0].measure()
     live = [history for history in histories if not history.diverged and history.evaluations]
     counts = [] if target is None else [history.rounds_to(target) for history in live]
     reached = [rounds for rounds in counts if rounds is not None]
     runs = method, len(histories), sum(history.diverged for history in histories)
-    final, best = over(last(history, measure) for history in live), over(history.best() for history in live)
-    values = {each: over(last(history, each) for history in live) for each in others(histories[0])}
+    final, best = over(history.final() for history in live), over(history.best() for history in live)
+    values = {each: over(history.final(each.name) for history in live) for each in others(histories[0])}
     stale = [history.staleness_between(0, history.rounds)[0] for history in live]
     private = max(known(history.evaluations[-1].epsilon for history in live if history.evaluations), default=None)
     ends = *final, *best, *over(map(worst_clients, live))
@@ -137,7 +137,7 @@ def epsilon(row: Row) -> str:
 
 def title(runs: Comparison) -> str:
     """Return what the numbers of a table are."""
-    measure = primary(runs[0])
+    measure = runs[0].measure()
     return f"{runs[0].task}: test {measure.name}{' in %' if measure.share else ''}"
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from fedhist.report.clients import times_of
 from fedhist.report.figure import Floats
-from fedhist.report.measure import primary
 from fedhist.store.history import LOSS, History
 from fedhist.store.measure import Measure
 
@@ -31,7 +30,7 @@ def client_views(history: History, metric: str | None = None) -> dict[str, Views
     None where it was not measured client by client. Clients without test examples count nowhere, and thirds without
     clients that have any are left out.
     """
-    measure = primary(history) if metric is None else Measure(metric, history.metrics.get(metric, metric != LOSS))
+    measure = history.measure() if metric is None else Measure(metric, history.metrics.get(metric, metric != LOSS))
     table = history.per_client.get(measure.name)
     if table is None or not np.isfinite(table).any():
         return None

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedhist.report.cost import amount
-from fedhist.report.figure import NAMED, counted, listed
+from fedhist.report.figure import NAMED, listed
 from fedhist.report.final import ends_of, ranked
 from fedhist.report.gather import Gathered, Group
+from fedhist.store.measure import counted
 from fedhist.store.recording import in_units
 from fedhist.store.statistics import paired_with
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fedhist.looks import Look, looks
 from fedhist.report.cost import amount, far_apart
 from fedhist.report.curves import picture
-from fedhist.report.figure import thinned
 from fedhist.report.world import Course, World
+from fedhist.store.history import thinned
 from fedhist.world.fleet import Fleet
 
 Floats = NDArray[np.float64]

@@ -178,9 +178,9 @@ class Trial(ServerOptions):
 
     def _target(self) -> float | None:
         """Return the value of the primary metric that rounds are counted to."""
-        from fedhist.store.history import is_share  # noqa: PLC0415
+        from fedhist.store.measure import Measure  # noqa: PLC0415
 
-        share = is_share(self.task.primary)
+        share = Measure(self.task.primary, True).share
         if self.target is None:
             return 0.5 if share else None
         return number("target", self.target, 0, 1) if share else number("target", self.target)

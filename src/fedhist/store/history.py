@@ -14,7 +14,7 @@ from fedhist.errors import FedHistError, reason, require, unknown
 from fedhist.store.arrays import read_arrays, write_arrays
 from fedhist.store.evaluation import LARGEST_METRIC, Column, Evaluation, check_evaluations
 from fedhist.store.files import read_lines, read_text, slug, there, whole_file
-from fedhist.store.measure import ACCURACY, LOSS, SHARES, UNKNOWN, Measure, counted, is_share
+from fedhist.store.measure import ACCURACY, LOSS, SHARES, UNKNOWN, Measure, counted
 from fedhist.store.plot import plot_runs
 from fedhist.store.table import frame, html_table
 from fedhist.store.tables import (
@@ -29,8 +29,8 @@ from fedhist.store.tables import (
 )
 
 __all__ = [
-    "ACCOUNT", "ACCURACY", "AXES", "DIVERGED", "LOSS", "MOST_CLIENTS", "SHARES", "Evaluation", "History", "is_share",
-    "run_name", "sample",
+    "ACCOUNT", "ACCURACY", "AXES", "DIVERGED", "LOSS", "MOST_CLIENTS", "SHARES", "Evaluation", "History", "run_name",
+    "sample", "thinned",
 ]  # fmt: skip
 
 MOST_CLIENTS = 1000
@@ -45,9 +45,14 @@ ACCOUNT = "account"
 """The event with which a client's account of privacy spent begins, or grows by what another client has spent."""
 
 
+def thinned(count: int, most: int) -> NDArray[np.int64]:
+    """Return places at even distances, the first and the last among them."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
+
+
 def sample(count: int) -> NDArray[np.int64]:
     """Return the clients, of `count`, about which a run keeps more than their uploads."""
-    return np.linspace(0, count - 1, min(count, MOST_CLIENTS)).round().astype(np.int64)
+    return thinned(count, MOST_CLIENTS)
 
 
 def run_name(method: str, seed: int) -> str:
@@ -145,8 +150,7 @@ class History:
 
     def _repr_html_(self) -> str:
         columns = {name: each for name, each in self.columns().items() if name not in ("work", "bytes")}
-        count = len(self.evaluations)
-        shown = np.unique(np.linspace(0, count - 1, min(count, MOST_ROWS)).round().astype(int)).tolist()
+        shown = thinned(len(self.evaluations), MOST_ROWS).tolist()
         rows = [[column[place] for column in columns.values()] for place in shown]
         lines = [[UNKNOWN if value is None else f"{value:.4g}" for value in row] for row in rows]
         return html_table(list(columns), lines, repr(self)[1:-1])
@@ -198,7 +202,7 @@ class History:
 
     def final(self, metric: str | None = None) -> float | None:
         """Return the last value of a metric, the primary one by default; None where it is not known."""
-        return (self[metric or self.primary] or [None])[-1]
+        return self.evaluations[-1].value(self.measure(metric).name) if self.evaluations else None
 
     def best(self, metric: str | None = None) -> float | None:
         """Return the best value of a metric at any evaluation, the primary one by default; None where there is none."""

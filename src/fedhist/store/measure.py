@@ -12,11 +12,6 @@ SHARES = ("accuracy", "top-5", "f1")
 UNKNOWN = "–"
 
 
-def is_share(name: str) -> bool:
-    """Whether a metric is shown in percent; of a named test set it is called "set/metric"."""
-    return name.rpartition("/")[2] in SHARES
-
-
 def counted(count: int, thing: str) -> str:
     """Return "1 seed" or "3 seeds"."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -31,7 +26,7 @@ class Measure(NamedTuple):
     @property
     def share(self) -> bool:
         """Whether it is shown in percent; of a named test set it is called "set/metric"."""
-        return is_share(self.name)
+        return self.name.rpartition("/")[2] in SHARES
 
     @property
     def scale(self) -> float:

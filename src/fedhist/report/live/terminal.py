@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedhist.report.live.figures import Seen, fresh
-from fedhist.report.measure import known, last, others, primary
+from fedhist.report.measure import known, others
 from fedhist.report.table import mean, over
 from fedhist.store.events import count
 from fedhist.store.history import ACCURACY, DIVERGED, History
@@ -229,7 +229,7 @@ class Terminal:
 def _facts(histories: Sequence[History]) -> list[Fact]:
     """Return what is known of one method: metrics over its seeds, staleness lately, and uploads that did not count."""
     live = [history for history in histories if history.evaluations and not history.diverged]
-    own, diverged = primary(histories[0]), sum(history.diverged for history in histories)
+    own, diverged = histories[0].measure(), sum(history.diverged for history in histories)
     facts = [Fact(own.name, own.text(*_over(live, own)), own.unit)]
     if diverged:
         note = f" ({diverged} of {len(histories)} diverged)"
@@ -248,4 +248,4 @@ def _facts(histories: Sequence[History]) -> list[Fact]:
 
 
 def _over(histories: Sequence[History], measure: Measure) -> tuple[float | None, float | None]:
-    return over(last(history, measure) for history in histories)
+    return over(history.evaluations[-1].value(measure.name) for history in histories)
