@@ -20,11 +20,8 @@ def final_by_seed(section: Section) -> Figure | str:
     """Draw the final value of every run, the best method on top."""
     if len(section.runs) == 1:
         return "There is one run."
-    own, found = section.measure, dict[str, Mapping[int, float]]()
-    for method in section.best_first:
-        ended = {h.seed: own.scale * end for h in section.runs[method] if (end := h.final()) is not None}
-        if ended:
-            found[method] = ended
+    own, ends = section.measure, section.group.ends
+    found = {m: {seed: own.scale * end for seed, end in ends[m].items()} for m in section.best_first if m in ends}
     if not found:
         return f"The {own.name} after the last round is not known."
     data = [each for place, method in enumerate(found) for each in _row(method, place, found[method], own.hover("x"))]

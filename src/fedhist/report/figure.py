@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedhist.report.gather import Group
-from fedhist.report.measure import known
 from fedhist.store.history import ACCURACY, History
 from fedhist.store.measure import Measure
 
@@ -76,9 +75,7 @@ class Section:
         self.group, self.detail, self.runs = group, detail, group.comparison
         self.measure = group.measure
         every = self.runs.methods
-        ends = {method: known(h.final() for h in self.runs[method]) for method in every}
-        final = {method: float(np.mean(each)) if each else None for method, each in ends.items()}
-        best = self.measure.ranked(final)[: detail.methods]
+        best = [method for method in group.ranked if method in every][: detail.methods]
         self.methods = [method for method in every if method in best]
         """The methods in figures: all, or the best if there are many."""
         self.best_first = best

@@ -43,28 +43,13 @@ class Final:
     """Whether methods differ in pace."""
 
 
-def ends_of(group: Group) -> dict[str, dict[int, float]]:
-    """Return the final value of each seed of each method, of those that have one."""
-    runs = group.comparison
-    ends = {m: {h.seed: end for h in runs[m] if (end := h.final()) is not None} for m in runs.methods}
-    return {method: by_seed for method, by_seed in ends.items() if by_seed}
-
-
-def ranked(group: Group) -> list[str]:
-    """Return all methods of a group, the best first and those that always diverged last."""
-    ends = ends_of(group)
-    every = dict.fromkeys(run.history.method for run in group.runs)
-    means = {m: sum(ends[m].values()) / len(ends[m]) if m in ends else None for m in every}
-    return group.measure.ranked(means)
-
-
 def final_table(group: Group, baseline: str | None) -> Final:
     """Return the table of a group, with tests against `baseline`: FedHist, or the first method."""
-    runs, own, ends = group.comparison, group.measure, ends_of(group)
+    runs, own, ends = group.comparison, group.measure, group.ends
     against = next((method for method in (baseline, "FedHist", *ends) if method in ends), "")
     known = paired_with(against, ends, higher=own.higher) if ends else {}
     found = {row.method: row for row in rows(Comparison([run.history for run in group.runs]), group.target)}
-    table = [found[method] for method in ranked(group)]
+    table = [found[method] for method in group.ranked]
     some_diverged = any(row.diverged for row in table)
     gap = f"{against} minus it" if own.higher else f"it minus {against}"
     wilcoxon = {m: each.wilcoxon for m, each in known.items() if each.wilcoxon is not None}

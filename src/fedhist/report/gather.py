@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +108,24 @@ class Group:
         """The value of the primary metric that rounds are counted to; None where there is none."""
         self.own = {run.history.method: run.own for run in runs}
         """The options that the methods do not share, as text."""
+
+    @cached_property
+    def ends(self) -> dict[str, dict[int, float]]:
+        """The final value of each seed of each method, of those that have one."""
+        runs = self.comparison
+        ends = {m: {h.seed: end for h in runs[m] if (end := h.final()) is not None} for m in runs.methods}
+        return {method: by_seed for method, by_seed in ends.items() if by_seed}
+
+    @cached_property
+    def means(self) -> dict[str, float]:
+        """Their mean over seeds."""
+        return {method: sum(by_seed.values()) / len(by_seed) for method, by_seed in self.ends.items()}
+
+    @cached_property
+    def ranked(self) -> list[str]:
+        """All methods, the best first and those that always diverged last."""
+        every = dict.fromkeys(run.history.method for run in self.runs)
+        return self.measure.ranked({method: self.means.get(method) for method in every})
 
 
 class Gathered:

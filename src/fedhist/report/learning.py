@@ -8,7 +8,6 @@ import numpy as np
 from fedhist.report import figure as fig
 from fedhist.report.cost import amount, differ_in_pace, far_apart
 from fedhist.report.figure import Figure, Floats, Section, Table, axis, listed, values
-from fedhist.report.measure import known
 from fedhist.store.history import ACCURACY, AXES, History, thinned
 from fedhist.store.measure import Measure
 from fedhist.store.plot import common_rounds
@@ -159,13 +158,11 @@ def _places(history: History) -> dict[str, list[float]]:
 
 
 def _summary(section: Section) -> str:
-    own = section.measure
-    finals = {method: known(h.final() for h in section.runs[method]) for method in section.methods}
-    ends = {method: float(np.mean(each)) for method, each in finals.items() if each}
-    if not ends:
+    own, means = section.measure, section.group.means
+    order = [method for method in section.best_first if method in means]
+    if not order:
         return f"The {own.name} at the end is not known."
-    order = own.ranked(ends)
-    text = "At the end " + listed(f"{method} is at {own.said(ends[method])}" for method in order[: fig.NAMED])
+    text = "At the end " + listed(f"{method} is at {own.said(means[method])}" for method in order[: fig.NAMED])
     worse = "lower" if own.higher else "higher"
     text += f"; {len(order) - fig.NAMED} others are {worse}." if len(order) > fig.NAMED else "."
     target = section.group.target

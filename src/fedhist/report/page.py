@@ -20,7 +20,7 @@ from fedhist.report import arriving, clients, ends, learning
 from fedhist.report.answer import answer
 from fedhist.report.by_speed import by_speed
 from fedhist.report.figure import BRIEF, MOST_METHODS, Detail, Figure, Section, listed, literal
-from fedhist.report.final import ends_of, final_table, ranked
+from fedhist.report.final import final_table
 from fedhist.report.gather import Gathered, Group, gather
 from fedhist.report.marks import badges
 from fedhist.report.settings import MEANINGS, described, folded, short_name
@@ -220,8 +220,7 @@ def _own(group: Group) -> dict[str, Any] | None:
 def _overview(group: Group) -> dict[str, Any]:
     """Return a row of the overview: the final value of each method, and how good it is in its row, from 0 to 1."""
     table = {row.method: row for row in rows(Comparison([run.history for run in group.runs]), group.target)}
-    ends = ends_of(group)
-    means = {method: sum(each.values()) / len(each) for method, each in ends.items()}
+    means = group.means
     low, high = (min(means.values()), max(means.values())) if means else (0.0, 0.0)
     shares = {m: (mean - low) / (high - low) if high > low else 1.0 for m, mean in means.items()}
     if not group.measure.higher:
@@ -229,4 +228,4 @@ def _overview(group: Group) -> dict[str, Any]:
     cells = {
         m: DIVERGED if r.diverged == r.seeds else group.measure.text(r.final, r.final_spread) for m, r in table.items()
     }
-    return {"group": group, "cells": cells, "shares": shares, "best": ranked(group)[0] if ends else None}
+    return {"group": group, "cells": cells, "shares": shares, "best": group.ranked[0] if means else None}

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedhist.report.cost import amount
 from fedhist.report.figure import NAMED, listed
-from fedhist.report.final import ends_of, ranked
 from fedhist.report.gather import Gathered, Group
 from fedhist.store.measure import counted
 from fedhist.store.recording import in_units
@@ -21,24 +20,24 @@ FEW = 3
 
 def verdict(group: Group) -> str:
     """Return what the runs of one setting show."""
-    ends, own = ends_of(group), group.measure
-    order = [method for method in ranked(group) if method in ends]
+    ends, own = group.ends, group.measure
+    order = [method for method in group.ranked if method in ends]
     if not order:
         return f"The {own.name} at the end is not known." if len(group.comparison) else "All runs diverged."
     best, *others = order
     values = list(ends[best].values())
-    at = own.said(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+    at = own.said(group.means[best], float(np.std(values, ddof=1)) if len(values) > 1 else None)
     if not others:
         text = f"{best} ends at {at}."
     else:
-        second = own.said(float(np.mean([*ends[others[0]].values()])))
+        second = own.said(group.means[others[0]])
         text = f"{best} ends {own.best_word}, at {at}, before {others[0]} with {second}{_sure(group, best, others)}."
     return f"{text} {first_at_target(group)}".rstrip()
 
 
 def _sure(group: Group, best: str, others: Sequence[str]) -> str:
     """Return which of the other methods are not told apart from the best."""
-    known = paired_with(best, ends_of(group), higher=group.measure.higher)
+    known = paired_with(best, group.ends, higher=group.measure.higher)
     if not known:
         return "; one seed in common cannot say whether that is chance"
     level = [method for method in others if method in known and known[method].corrected >= LEVEL]
@@ -89,7 +88,7 @@ def lead(found: Gathered) -> str:
     """Return the whole report in a sentence or two."""
     if len(found.groups) == 1:
         return verdict(found.groups[0])
-    winners = Counter(ranked(group)[0] for group in found.groups if ends_of(group))
+    winners = Counter(group.ranked[0] for group in found.groups if group.ends)
     settings = len(found.groups)
     if not winners:
         return f"Runs under {settings} settings, none of which has a result."
