@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fedhist.report.cost import amount
+from fedhist.report.cost import amount, reached
 from fedhist.report.figure import listed
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
@@ -81,12 +81,11 @@ class _Way:
     def of(cls, method: str, histories: Sequence[History], target: float) -> Self:
         """Return how soon some runs of a method are there."""
         live = [h for h in histories if not h.diverged and h.evaluations]
-        spent = {axis: {h.seed: h.cost_to(target, axis) for h in live} for axis in ("time", *COSTS)}
-        known = {axis: {seed: v for seed, v in each.items() if v is not None} for axis, each in spent.items()}
-        times = known.pop("time")
+        times = reached(live, target, "time")
+        costs = {axis: reached(live, target, axis) for axis in COSTS}
         ends = {h.seed: float(h.cost("time")[-1]) for h in live if h.seed not in times}
         early = any(h.rounds_to(target) == h.evaluations[0].round for h in live)
-        return cls(method, times, ends, known, early, sum(h.diverged for h in histories))
+        return cls(method, times, ends, costs, early, sum(h.diverged for h in histories))
 
     @property
     def seeds(self) -> int:

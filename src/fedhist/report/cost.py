@@ -12,7 +12,8 @@ from fedhist.store.statistics import half_width
 
 WORDS = {"rounds": "rounds", "time": "time", "work": "client work", "bytes": "MB"}
 """What costs are called at the head of a column."""
-MEGABYTE = 1e6
+UNITS = {"bytes": 1e6}
+"""What costs are divided by to be shown."""
 
 
 class Spent(NamedTuple):
@@ -29,11 +30,16 @@ class Spent(NamedTuple):
         return f"{amount(self.mean)} [{', '.join(amount(end, self.mean) for end in ends)}]"
 
 
+def reached(histories: Iterable[History], target: float, axis: str) -> dict[int, float]:
+    """Return what those of some runs that reach a target spend until then, by seed, where it is known."""
+    costs = {history.seed: history.cost_to(target, axis) for history in histories}
+    return {seed: cost for seed, cost in costs.items() if cost is not None and math.isfinite(cost)}
+
+
 def spent(histories: Iterable[History], target: float | None, axis: str) -> Spent | None:
     """Return what those of some runs that reach a target spend until then; None where none does, or it is not known."""
-    costs = [] if target is None else [history.cost_to(target, axis) for history in histories]
-    unit = MEGABYTE if axis == "bytes" else 1.0
-    known = [cost / unit for cost in costs if cost is not None and math.isfinite(cost)]
+    costs = {} if target is None else reached(histories, target, axis)
+    known = [cost / UNITS.get(axis, 1.0) for cost in costs.values()]
     return Spent(float(np.mean(known)), half_width(known)) if known else None
 
 

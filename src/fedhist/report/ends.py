@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedhist.report import figure as fig
-from fedhist.report.cost import amount, far_apart
+from fedhist.report.cost import UNITS, amount, far_apart, reached
 from fedhist.report.figure import Figure, Section, Table, axis, listed
 from fedhist.store.measure import UNKNOWN
 
 AXES = {"time": "virtual time", "bytes": "sent, both ways (MB)", "rounds": "rounds", "work": "client work"}
 """What can be spent, and what it is called."""
 SPENT = {"time": "time {}", "bytes": "{} MB", "rounds": "{} rounds", "work": "client work {}"}
-MEGABYTE = 1e6
 ROW = 27  # pixels
 
 
@@ -73,12 +72,8 @@ def to_target(section: Section) -> Figure | str:
 
 def _spent(section: Section, target: float, name: str) -> dict[str, dict[int, float]]:
     """Return what each run that reaches the target spends until then, by method and seed."""
-    unit = MEGABYTE if name == "bytes" else 1.0
-    found = {}
-    for method in section.methods:
-        costs = {h.seed: h.cost_to(target, name) for h in section.runs[method] if h.evaluations}
-        found[method] = {s: cost / unit for s, cost in costs.items() if cost is not None and np.isfinite(cost)}
-    return found
+    costs, unit = {m: reached(section.runs[m], target, name) for m in section.methods}, UNITS.get(name, 1.0)
+    return {method: {seed: cost / unit for seed, cost in each.items()} for method, each in costs.items()}
 
 
 def _soonest(section: Section, spent: Mapping[str, Mapping[int, float]]) -> list[str]:
@@ -94,7 +89,7 @@ def _soonest(section: Section, spent: Mapping[str, Mapping[int, float]]) -> list
 def _shares(section: Section, spent: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Return, for methods of which not all runs reach the target, how many do."""
     counts = {method: (len(each), len(section.runs[method])) for method, each in spent.items()}
-    return {m: f" ({reached} of {all_})" for m, (reached, all_) in counts.items() if reached < all_}
+    return {m: f" ({some} of {all_})" for m, (some, all_) in counts.items() if some < all_}
 
 
 def _row(method: str, place: int, by_seed: Mapping[int, float], hover: str) -> list[fig.Plot]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fedhist.report.cost import reached
 from fedhist.report.measure import known
 from fedhist.simulation.sweep import Regime, value_at_end
 from fedhist.store.history import History
@@ -31,7 +32,7 @@ class Outcome:
     def costs(self) -> dict[str, dict[int, float]]:
         """What each seed that reaches the target has spent by then, by axis."""
         live = [each for each in self.histories if not each.diverged]
-        return {axis: finite({each.seed: each.cost_to(self.target, axis) for each in live}) for axis in AXES}
+        return {axis: reached(live, self.target, axis) for axis in AXES}
 
     @property
     def times(self) -> dict[int, float]:
@@ -90,11 +91,6 @@ class Outcome:
             **{f"{axis}_to_target": {str(seed): value for seed, value in self.costs[axis].items()} for axis in AXES},
             "value_at_end": self.ends,
         }
-
-
-def finite(values: Mapping[int, float | None]) -> dict[int, float]:
-    """Return the values that are known, by seed."""
-    return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def mean_of(values: Mapping[int, float]) -> Ratio | None:

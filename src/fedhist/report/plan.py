@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 from fedhist.report.against_k import WIDEST, draw_against_k
-from fedhist.report.cost import amount
+from fedhist.report.cost import amount, reached
 from fedhist.report.figure import listed
-from fedhist.report.outcome import Outcome, finite, mean_of
+from fedhist.report.outcome import Outcome, mean_of
 from fedhist.simulation.sweep import ASYNCHRONOUS, SYNCHRONOUS, Swept
 from fedhist.store.files import whole_file
 from fedhist.store.measure import UNKNOWN, Measure, counted
@@ -156,7 +156,7 @@ class Findings:
         text += f"; no {_kind(rival)} arm does within {self.until:g}, at least {factor}."
         before = None
         if rival.end is not None:
-            before = mean_of(finite({each.seed: each.cost_to(rival.end) for each in first.histories}))
+            before = mean_of(reached(first.histories, rival.end, "time"))
         if rival.end is None or before is None:
             return text
         at = f"is at {self.measure.said(rival.end)}, where {first.regime.name} was at {amount(before.mean)}"

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
-from fedhist.report.cost import amount
+from fedhist.report.cost import amount, reached
 from fedhist.report.figure import NAMED, listed
 from fedhist.report.gather import Gathered, Group
 from fedhist.store.measure import counted
@@ -59,25 +60,19 @@ def first_at_target(group: Group) -> str:
     if group.target is None:
         return ""
     runs, mark = group.comparison, group.measure.mark(group.target)
-    evaluated = [method for method in runs.methods if any(history.evaluations for history in runs[method])]
+    evaluated = {m: live for m in runs.methods if (live := [h for h in runs[m] if h.evaluations])}
     if not evaluated:
         return ""
-    costs = {
-        axis: {m: [h.cost_to(group.target, axis) for h in runs[m] if h.evaluations] for m in evaluated}
-        for axis in ("time", "bytes", "rounds")
-    }
-    complete = {m: each for m, each in costs["time"].items() if None not in each}
+    times = {method: [*reached(live, group.target, "time").values()] for method, live in evaluated.items()}
+    complete = {m: fmean(each) for m, each in times.items() if len(each) == len(evaluated[m])}
     if not complete:
         return f"No method reaches {mark} with all its seeds."
-    first = min(complete, key=lambda method: float(np.mean([cost or 0.0 for cost in complete[method]])))
-
-    def mean(axis: str) -> float:
-        return float(np.mean([np.nan if cost is None else cost for cost in costs[axis][first]]))
-
-    spent = [f"{mean('rounds'):,.0f} rounds"] if np.isfinite(mean("rounds")) else []
-    spent += [in_units(mean("bytes"))] if np.isfinite(mean("bytes")) else []
+    first = min(complete, key=complete.__getitem__)
+    live = evaluated[first]
+    rounds, sent = ([*reached(live, group.target, axis).values()] for axis in ("rounds", "bytes"))
+    spent = [f"{fmean(rounds):,.0f} rounds", *([in_units(fmean(sent))] if len(sent) == len(live) else [])]
     unit = " s" if any(history.deployed for history in runs[first]) else ""
-    when = f"time {amount(mean('time'))}{unit}" + (f" ({', '.join(spent)})" if spent else "")
+    when = f"time {amount(complete[first])}{unit} ({', '.join(spent)})"
     who = f"{first} is the first to reach" if len(complete) > 1 else f"Only {first} reaches"
     if len(evaluated) == 1:
         who = "It reaches"
