@@ -5,7 +5,6 @@ Imports nothing heavy: ``fedhist --help`` is built from it.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from fedhist.errors import InvalidInput, brief, flag, number, reason, require, whole
 from fedhist.options import Option, option, options_of, unknown_option
 from fedhist.simulation.trial import INSTEAD, Trial
-from fedhist.store.files import MOST_TOML, parse_toml, read_text, whole_file
+from fedhist.store.files import MOST_TOML, as_toml, parse_toml, read_text, whole_file
 
 SAME_FOR_ALL = frozenset(("seed", "record_dtype", "target"))
 """Options of a trial that all arms of a comparison have in common."""
@@ -155,7 +154,7 @@ class Settings(dict[str, Any]):
         arms = values.pop("arm")
         if arms and not values["strategy"]:
             del values["strategy"]
-        parts = [_toml(values), *(f"\n[[arm]]\n{_toml(arm)}" for arm in arms)]
+        parts = [as_toml(values), *(f"\n[[arm]]\n{as_toml(arm)}" for arm in arms)]
         with whole_file(path) as part:
             part.write_text("".join(parts), encoding="utf-8")
 
@@ -231,13 +230,6 @@ def _one_of_two(given: Mapping[str, Any]) -> None:
     if {"epochs", "local_steps"} <= given.keys():
         both = f"epochs={brief(given['epochs'])} and local_steps={brief(given['local_steps'])}"
         raise InvalidInput(f"{both}: give one of the two.")
-
-
-def _toml(values: Mapping[str, Any]) -> str:
-    """Return settings as lines of TOML, without those that are None."""
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in plain.items() if value is not None}
-    return "".join(f"{name} = {text}\n".replace("\x7f", "\\u007f") for name, text in texts.items())
 
 
 def _text(name: str, value: Any) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fedhist.report.cost import amount, reached
+from fedhist.report.cost import amount, interval_text, reached
 from fedhist.report.figure import listed
 from fedhist.store.comparison import Comparison
 from fedhist.store.history import History
@@ -115,7 +115,7 @@ def _compared(sync: _Way, async_: _Way, mark: str) -> list[str]:
     verdict, least = _verdict(factor, first, other, "yes" if sooner else "no"), "at least " if late else ""
     text = (
         f"{verdict}: {first.method} reaches {mark} first, at the virtual time {when} against {least}{against} with "
-        f"{other.method}, {least}{amount(factor.mean)} times as fast ({_sure(factor)})."
+        f"{other.method}, {least}{amount(factor.mean)} times as fast ({interval_text(factor)})."
     )
     bound = (
         f"Not reached within {amount(max(late.values(), default=0.0))}: {len(late)} of "
@@ -146,7 +146,7 @@ def _one_only(first: _Way, other: _Way, mark: str) -> list[str]:
 def _price(first: _Way, other: _Way) -> str:
     """Return what the sooner method needs in other respects."""
     factors = {name: ratio(first.costs[axis], other.costs[axis]) for axis, name in COSTS.items()}
-    parts = [f"{amount(each.mean)} times the {name} ({_sure(each)})" for name, each in factors.items() if each]
+    parts = [f"{amount(each.mean)} times the {name} ({interval_text(each)})" for name, each in factors.items() if each]
     if not parts:
         return "Client work and bytes are not known."
     return f"Up to there it takes {listed(parts)}."
@@ -175,11 +175,3 @@ def _centre(times: Mapping[int, float]) -> float:
     """Return the geometric mean of times; infinity for none."""
     logs = [math.log(time) for time in times.values() if time > 0]
     return math.exp(sum(logs) / len(logs)) if logs else (0.0 if times else math.inf)
-
-
-def _sure(factor: Ratio) -> str:
-    """Return the interval of a factor, and of how many seeds it is."""
-    if factor.low is None or factor.high is None:
-        return "one seed: no interval"
-    high = f"to {amount(factor.high)}" if factor.high < 1e6 else "and above"
-    return f"95 % interval {amount(factor.low)} {high}, {counted(factor.pairs, 'seed')}"

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedhist.store.history import History
+from fedhist.store.measure import counted
 from fedhist.store.plot import FAR
-from fedhist.store.statistics import half_width
+from fedhist.store.statistics import Ratio, half_width
 
 WORDS = {"rounds": "rounds", "time": "time", "work": "client work", "bytes": "MB"}
 """What costs are called at the head of a column."""
@@ -50,6 +51,14 @@ def amount(value: float, like: float | None = None) -> str:
     if places > 6 or not abs(value) < 1e12:
         return f"{value:.3g}"
     return f"{value:,.{max(places, 0)}f}"
+
+
+def interval_text(factor: Ratio) -> str:
+    """Return the interval of a factor, and of how many seeds it is."""
+    if factor.low is None or factor.high is None:
+        return "one seed: no interval"
+    high = f"to {amount(factor.high)}" if factor.high < 1e6 else "and above"
+    return f"95 % interval {amount(factor.low)} {high}, {counted(factor.pairs, 'seed')}"
 
 
 def differ_in_pace(runs: Sequence[History]) -> bool:

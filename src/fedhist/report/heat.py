@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedhist.report.curves import drawing
-from fedhist.simulation.candidates import Tried
+from fedhist.simulation.candidates import Tried, value_text
 from fedhist.store.measure import Measure
 
 DIVERGED = "diverged"
@@ -40,8 +40,8 @@ def draw_heat(tried: Sequence[Tried], best: Mapping[str, Any], measure: Measure,
         mark = [rows.index(best[names[1]]) if len(names) > 1 else 0, values[0].index(best[names[0]])]
         outline = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.5}
         axes.add_patch(type(axes.patch)((mark[1] - 0.5, mark[0] - 0.5), 1, 1, **outline))
-        axes.set_xticks(range(len(values[0])), list(map(_text, values[0])))
-        axes.set_yticks(range(len(rows)), ["" if row is None else _text(row) for row in rows])
+        axes.set_xticks(range(len(values[0])), list(map(value_text, values[0])))
+        axes.set_yticks(range(len(rows)), ["" if row is None else value_text(row) for row in rows])
         axes.set_xlabel(names[0], parse_math=False)
         axes.set_ylabel(names[1] if len(names) > 1 else "", parse_math=False)
         axes.set_title(f"{title}: held-back {measure.short}", fontsize=9, parse_math=False)
@@ -52,7 +52,3 @@ def draw_heat(tried: Sequence[Tried], best: Mapping[str, Any], measure: Measure,
 def _ordered(values: set[Any]) -> list[Any]:
     numbers = all(isinstance(value, (int, float)) for value in values)
     return sorted(values) if numbers else sorted(values, key=str)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

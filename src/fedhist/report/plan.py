@@ -7,13 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from fedhist.report.against_k import WIDEST, draw_against_k
-from fedhist.report.cost import amount, reached
+from fedhist.report.cost import amount, interval_text, reached
 from fedhist.report.figure import listed
 from fedhist.report.outcome import Outcome, mean_of
 from fedhist.simulation.sweep import ASYNCHRONOUS, SYNCHRONOUS, Swept
 from fedhist.store.files import whole_file
 from fedhist.store.measure import UNKNOWN, Measure, counted
 from fedhist.store.statistics import Ratio, half_width, ratio
+from fedhist.store.table import markdown
 
 ALIKE = 1.5
 """How many times as long as the soonest an arm may take to be about the same, if noise may explain it."""
@@ -82,8 +83,7 @@ class Findings:
 
     def table(self) -> str:
         """Return the table in Markdown."""
-        columns, lines = self.lines()
-        return "".join(f"| {' | '.join(row)} |\n" for row in [columns, ["---"] * len(columns), *lines])
+        return markdown(*self.lines())
 
     @property
     def caption(self) -> str:
@@ -146,7 +146,7 @@ class Findings:
         lead = None if rival is None else self._lead(first, rival)
         if rival is None or lead is None:
             return f"{text}."
-        factor = f"{amount(lead.mean)} times as long ({_interval(lead)})"
+        factor = f"{amount(lead.mean)} times as long ({interval_text(lead)})"
         if rival.everywhere:
             when = _text(rival.mean("time"))
             return f"{text}; {rival.regime.name}, the soonest {_kind(rival)} arm, takes until {when}, {factor}."
@@ -170,7 +170,7 @@ class Findings:
         spent = _text(first.mean("work"))
         if rival is not None and factor is not None:
             text += f"Client work up to {self.mark} is {spent} against {_text(rival.mean('work'))}, "
-            text += f"{amount(factor.mean)} times as much ({_interval(factor)})."
+            text += f"{amount(factor.mean)} times as much ({interval_text(factor)})."
         else:
             text += f"Client work up to {self.mark} is {spent}"
             text += "." if rival is None else f"; {rival.regime.name} has spent {amount(rival.spent)} by the end."
@@ -257,13 +257,6 @@ def _at_work(each: Outcome) -> str:
         f"all {regime.clients:,} clients" if regime.at_work == regime.clients else counted(regime.at_work, "client")
     )
     return f"{everyone} in {regime.name}"
-
-
-def _interval(factor: Ratio) -> str:
-    """Return the interval of a factor, and of how many seeds it is."""
-    if factor.low is None or factor.high is None:
-        return "one seed: no interval"
-    return f"95 % interval {amount(factor.low)} to {amount(factor.high)}, {counted(factor.pairs, 'seed')}"
 
 
 def _mean(each: Outcome, axis: str) -> float:

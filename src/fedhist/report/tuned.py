@@ -16,7 +16,7 @@ from fedhist.data.task import Task
 from fedhist.errors import DivergedError, InvalidInput, as_path, brief, choice, number, require, whole
 from fedhist.options import options_of, unknown_option
 from fedhist.simulation.arms import Arm, as_arm
-from fedhist.simulation.candidates import Contest, Tried, has_option
+from fedhist.simulation.candidates import Contest, Tried, has_option, value_text
 from fedhist.simulation.engine import divided, list_options, tasks_by_seed
 from fedhist.simulation.hooks import watching
 from fedhist.simulation.methods import Method
@@ -24,9 +24,10 @@ from fedhist.simulation.sampling import BATCHES, Sampler
 from fedhist.simulation.search import FRACTIONS, is_range, points
 from fedhist.simulation.trial import Trial
 from fedhist.simulation.tuning import Search
-from fedhist.store.files import slug, whole_file
+from fedhist.store.files import as_toml, slug, whole_file
 from fedhist.store.history import ACCURACY
-from fedhist.store.measure import Measure
+from fedhist.store.measure import UNKNOWN, Measure
+from fedhist.store.table import markdown
 from fedhist.strategies import Strategy
 
 TUNED = "tuned.toml"
@@ -73,7 +74,8 @@ class Tuned:
     """What all arms have in common, as commands and files call it."""
 
     def __repr__(self) -> str:
-        best = [f"  {name}: {', '.join(f'{key}={_text(own[key])}' for key in own)}" for name, own in self.best.items()]
+        options = {name: (f"{key}={value_text(own[key])}" for key in own) for name, own in self.best.items()}
+        best = [f"  {name}: {', '.join(each)}" for name, each in options.items()]
         return "\n".join([f"<Tuned by {self.measure.short} of held-back data; table() has what was tried>", *best])
 
     @property
@@ -93,7 +95,8 @@ class Tuned:
         lines = []
         for each in self.found:
             arrows = {name: f" {ARROWS[side]}" for name, side in each.edges.items()}
-            own = [f"{_text(each.best[name])}{arrows.get(name, '')}" if name in each.best else "–" for name in names]
+            texts = {name: f"{value_text(value)}{arrows.get(name, '')}" for name, value in each.best.items()}
+            own = [texts.get(name, UNKNOWN) for name in names]
             first = each.tried[0]
             share = f"{each.updates / each.whole_grid:.0%}"
             value = self.measure.text(first.value)
@@ -105,9 +108,7 @@ class Tuned:
 
         An arrow marks an option that might be better still beyond what was tried.
         """
-        columns, lines = self.lines()
-        rows = [columns, ["---"] * len(columns), *lines]
-        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return markdown(*self.lines())
 
     def notes(self) -> list[str]:
         """Return sentences on where nothing was learned, the grid was widened, or it still ends too early."""
@@ -120,12 +121,12 @@ class Tuned:
                     f"{each.arm.name}: its best candidate has {own}, which is no more than guessing; give more rounds."
                 )
             for name, values in each.widened.items():
-                listed = ", ".join(map(_text, values))
+                listed = ", ".join(map(value_text, values))
                 said.append(f"{each.arm.name}: {name} was widened by {listed}.")
             for name, side in each.edges.items():
                 end = "upper" if side > 0 else "lower"
                 said.append(
-                    f"{each.arm.name}: {name} = {_text(each.best[name])} lies at the {end} end of what was tried."
+                    f"{each.arm.name}: {name} = {value_text(each.best[name])} lies at the {end} end of what was tried."
                 )
         return said
 
@@ -170,10 +171,6 @@ def _row(tried: Tried) -> dict[str, Any]:
     return {"options": tried.options, **same, "seeds": [dataclasses.asdict(each) for each in tried.outcomes]}
 
 
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as files have them: those of local work one by one, the ones that are not as by default."""
     flat = {name: value for name, value in options.items() if name != "local"}
@@ -185,15 +182,11 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _toml(values: Mapping[str, Any]) -> str:
-    """Return lines of TOML."""
-    lines = []
+    """Return lines of TOML, or raise if there is more than numbers and texts."""
     for name, value in values.items():
-        given = str(value) if isinstance(value, Path) else value
-        fits = given is None or isinstance(given, (bool, int, float, str))
+        fits = value is None or isinstance(value, (bool, int, float, str, Path))
         require(fits, f"{name}={brief(value)} is an object; give it as a text to have it in a file.")
-        if given is not None:
-            lines.append(f"{name} = {json.dumps(given, ensure_ascii=False)}\n".replace("\x7f", "\\u007f"))
-    return "".join(lines)
+    return as_toml(values)
 
 
 def usual_grid(trial: Trial) -> dict[str, list[float]]:

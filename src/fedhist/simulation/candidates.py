@@ -22,6 +22,11 @@ TWINS = 1e-4
 """Share by which scores and losses may differ of candidates that took the same steps, but for rounding."""
 
 
+def value_text(value: Any) -> str:
+    """Return an option's value as tables have it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How good one run was when it was stopped."""

@@ -16,7 +16,7 @@ import shutil
 import stat
 import tomllib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -166,6 +166,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is not a finite number")
     return value
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Return values as lines of TOML, without those that are None."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in plain.items() if value is not None}
+    return "".join(f"{name} = {text}\n".replace("\x7f", "\\u007f") for name, text in texts.items())
 
 
 def parse_toml(text: str) -> dict[str, Any]:

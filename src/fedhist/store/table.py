@@ -40,6 +40,11 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
 
 
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown as files have it, without columns of equal width."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows))
+
+
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", notes: Sequence[str] = ()) -> str:
     """Return a table as HTML, without any style of its own: a notebook has one."""
 
