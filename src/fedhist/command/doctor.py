@@ -152,27 +152,20 @@ def _extras() -> Iterator[Finding]:
 
 def _machine(usable: bool) -> Iterator[Finding]:
     """Yield processor, memory and threads."""
+    from fedhist.native import processor  # noqa: PLC0415
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = ""
     if usable:
         import torch  # noqa: PLC0415
 
         threads = f", {torch.get_num_threads()} threads of PyTorch"
-    yield Finding("Machine", "processor", f"{_processor()}, {cores} of {os.cpu_count()} cores{threads}")
+    yield Finding("Machine", "processor", f"{processor()}, {cores} of {os.cpu_count()} cores{threads}")
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (ValueError, OSError, AttributeError):
         return
     yield Finding("Machine", "memory", f"{memory:.1f} GiB")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
 
 
 def _kernel() -> Finding:

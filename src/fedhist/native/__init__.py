@@ -128,6 +128,18 @@ def fingerprint() -> str:
     return Path(kernel()._name).stem.split("-")[-1]
 
 
+@cache
+def processor() -> str:
+    """Return the name of the processor, for which mathematical libraries choose their code."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except (OSError, ValueError):
+        pass
+    return platform.processor() or platform.machine()
+
+
 def cache_folder() -> Path:
     """Return where built kernels are kept; nowhere if the home folder is not known."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 (it may be unknown)

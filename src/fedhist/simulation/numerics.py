@@ -1,9 +1,6 @@
 """What decides the last bits of a result besides the trial: the programs and the processor that compute it."""
 
-import platform
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -11,6 +8,7 @@ from fedhist import native
 from fedhist.clients.local import Local
 from fedhist.clients.native import why_not_native
 from fedhist.clients.objectives import TaskLoss
+from fedhist.native import processor
 from fedhist.simulation.plan import Plan
 
 
@@ -45,15 +43,3 @@ def differences(there: Mapping[str, object], here: Mapping[str, str]) -> str | N
         "; ".join(f"{name} {there.get(name, 'none')!s:.80} there, {here.get(name, 'none')} here" for name in names)
         or None
     )
-
-
-@cache
-def processor() -> str:
-    """Return the name of the processor, for which mathematical libraries choose their code."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except (OSError, ValueError):
-        pass
-    return platform.processor() or platform.machine()
