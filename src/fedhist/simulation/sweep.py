@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -321,14 +322,8 @@ def _rank(history: History, target: float, until: float) -> tuple[float, ...]:
 
 def _two_digits(value: float, up: bool) -> float:
     """Return a number with two digits that is not below, or not above, another."""
-    if value == 0:
-        return value
-    places = 1 - math.floor(math.log10(abs(value)))
-    unit = 10.0 ** abs(places)
-    scaled = value * unit if places >= 0 else value / unit
-    # A number that has two digits already is not moved by its rounding.
-    whole_ = math.ceil(scaled - 1e-9) if up else math.floor(scaled + 1e-9)
-    return whole_ / unit if places >= 0 else whole_ * unit
+    digits = Context(prec=2, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    return float(digits.create_decimal(f"{value:.9g}"))  # a number that has two digits is not moved by its rounding
 
 
 def carry_out(
