@@ -55,22 +55,27 @@ def run_experiment(
     of a run's files by the run's name. `inexact` resumes also where it cannot be done to the bit.
     """
     settings = completed(settings)
-    seeds = settings["seeds"]
-    require(seeds <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {seeds}.")
-    options = for_trials(settings)
-    first = options.pop("seed", 0)
+    seeds, options = seeds_of(settings), for_trials(settings)
+    options.pop("seed", None)
     if settings["record"] and home is not None:
         options["record"] = lambda method, seed: home(run_name(method, seed))
     return compare(
         methods_of(settings),
         lambda seed: task_of(settings, seed, progress),
-        seeds=range(first, first + seeds),
+        seeds=seeds,
         on_round=on_round,
         checkpoint=checkpoint,
         inexact=inexact,
         **how_to(settings),
         **options,
     )
+
+
+def seeds_of(settings: Settings) -> range:
+    """Return the seeds that are asked for."""
+    first, count = settings["seed"], settings["seeds"]
+    require(count <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {count}.")
+    return range(first, first + count)
 
 
 def how_to(settings: Settings) -> dict[str, Any]:

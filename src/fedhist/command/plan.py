@@ -131,26 +131,22 @@ def carry_out_plan(folder: RunFolder, quiet: bool, inexact: bool = False) -> Non
 
 def _sweep(folder: RunFolder, progress: _Progress) -> Sweep:
     """Return the sweep of a folder."""
-    from fedhist.command.experiment import MOST_SEEDS, completed, for_trials, methods_of, task_of  # noqa: PLC0415
+    from fedhist.command.experiment import MOST_SEEDS, completed, for_trials, methods_of, seeds_of, task_of  # noqa: PLC0415
     from fedhist.simulation.arms import as_arm  # noqa: PLC0415
     from fedhist.simulation.sweep import KINDS, Sweep, regimes, usual_rates  # noqa: PLC0415
 
     settings, own = completed(folder.settings), folder.own
-    names, seeds = settings["strategy"], settings["seeds"]
-    require(0 < seeds <= MOST_SEEDS, f"seeds must lie between 1 and {MOST_SEEDS:,}, got {seeds}.")
+    names, seeds = settings["strategy"], seeds_of(settings)
+    require(len(seeds) > 0, f"seeds must lie between 1 and {MOST_SEEDS:,}, got {settings['seeds']}.")
     require(
         len(names) == 1 and names != ["all"], f"plan takes one strategy, got {brief(names)}; compare takes several."
     )
     shared = for_trials(settings)
-    first, until, target = shared.pop("seed", 0), shared.pop("until", None), shared.pop("target", None)
-    shared.pop("record_dtype", None)
+    until, target, *_ = (shared.pop(name, None) for name in ("until", "target", "seed", "record_dtype"))
     try:
         kinds = {"both": KINDS, "sync": KINDS[:2], "async": KINDS[2:]}[own["kinds"]]
-        tasks = {
-            seed: task_of(settings, seed, progress.downloading, validation=True)
-            for seed in range(first, first + seeds + 1)
-        }
-        made = regimes(tasks[first].num_clients, own["ks"], kinds, own["over_select"], own["concurrencies"])
+        tasks = {seed: task_of(settings, seed, progress.downloading, validation=True) for seed in (*seeds, seeds.stop)}
+        made = regimes(tasks[seeds.start].num_clients, own["ks"], kinds, own["over_select"], own["concurrencies"])
         ks = {each.k for each in made}
         rates = usual_rates(settings["lr"], ks) if own["rates"] is None else dict.fromkeys(ks, sorted(own["rates"]))
         waiting, *_ = methods_of(settings.having(strategy=[own["sync_strategy"] or names[0]]))

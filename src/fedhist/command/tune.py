@@ -141,16 +141,14 @@ def carry_out_search(folder: RunFolder, quiet: bool, inexact: bool = False) -> N
 
 def _search(folder: RunFolder, progress: _Progress, inexact: bool) -> Tuned:
     """Run the search of a folder."""
-    from fedhist.command.experiment import MOST_SEEDS, completed, for_trials, how_to, task_of  # noqa: PLC0415
+    from fedhist.command.experiment import completed, for_trials, how_to, seeds_of, task_of  # noqa: PLC0415
     from fedhist.report.tuned import tune as search  # noqa: PLC0415
 
     settings = completed(folder.settings)
-    seeds = settings["seeds"]
-    require(seeds <= MOST_SEEDS, f"seeds must be at most {MOST_SEEDS:,}, got {seeds}.")
+    seeds = seeds_of(settings)
     require(not settings["record"], "tune keeps no uploads; record the runs on the test set.")
     options = for_trials(settings)
-    first = options.pop("seed", 0)
-    for name in ("record", "record_dtype"):
+    for name in ("seed", "record_dtype"):
         options.pop(name, None)
     own = dict(folder.own)
     try:
@@ -163,7 +161,7 @@ def _search(folder: RunFolder, progress: _Progress, inexact: bool) -> Tuned:
         arms_of(settings),
         lambda seed: task_of(settings, seed, progress.downloading, validation=True),
         grid=grid,
-        seeds=range(first, first + seeds),
+        seeds=seeds,
         checkpoint=folder.checkpoint,
         on_round=progress,
         inexact=inexact,
