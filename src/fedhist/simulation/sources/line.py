@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhist.clients.job import Job, Trainer
+from fedhist.clients.job import Computed, Job, Trainer, Work, compute
 from fedhist.errors import BadUpload, InvalidInput, require
 from fedhist.simulation.run import Run
-from fedhist.simulation.sources.computed import Computed, Work, compute
 from fedhist.simulation.versions import Models, Versions
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.screening import NOT_FINITE, Rejected, Upload, Verdict, norm_of

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedhist.clients.job import Candidate, Trainer
+from fedhist.clients.job import Candidate, Trainer, compute
 from fedhist.clients.scores import Score
 from fedhist.data.examples import TestSet
 from fedhist.data.task import Task
 from fedhist.simulation.run import Run
 from fedhist.simulation.server import Server
 from fedhist.simulation.sources import Close
-from fedhist.simulation.sources.computed import compute
 from fedhist.simulation.sources.line import Line
 from fedhist.strategies.arrivals import Arrivals
 
