@@ -62,9 +62,9 @@ def bench(
     model: Annotated[
         str | None,
         typer.Option(
-            help="With random data: a model's name, package.module:function, small-cnn or lenet-dropout.",
+            help="With random data: a model's name, package.module:function, or small-cnn.",
             show_default="lenet and small-cnn, one after the other",
-            autocompletion=completion.one_of(*completion.MODELS, "small-cnn", "lenet-dropout"),
+            autocompletion=completion.one_of(*completion.MODELS, "small-cnn"),
         ),
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients N.")] = 100,

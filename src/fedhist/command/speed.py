@@ -46,19 +46,7 @@ def small_cnn() -> nn.Module:
     )
 
 
-class LeNetWithDropout(fh.LeNet):
-    """LeNet with dropout before each of its last two layers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs."""
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.dropout(F.relu(self.fc1(x.flatten(1))), 0.5, self.training)
-        outputs: Tensor = self.fc3(F.dropout(F.relu(self.fc2(x)), 0.5, self.training))
-        return outputs
-
-
-OWN: dict[str, Callable[[], nn.Module]] = {"small-cnn": small_cnn, "lenet-dropout": LeNetWithDropout}
+OWN: dict[str, Callable[[], nn.Module]] = {"small-cnn": small_cnn}
 """Models of this benchmark, beside those that the package has by name."""
 LETTERS, LENGTH = 80, 80
 """Of random text."""
