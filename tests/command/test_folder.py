@@ -221,7 +221,7 @@ def test_a_full_disk_while_the_model_is_written(tmp_path: Path, monkeypatch: pyt
         patch.setattr(torch, "save_file", full)
         sentence = fails("run", *QUICK, "--out", "a", cwd=tmp_path)
     assert sentence.startswith("out=a cannot be written: Error while serializing: I/O error: No space left on device")
-    assert sentence.endswith("; make room, and go on with: fedhist resume a.")
+    assert sentence.endswith("; make room, then resume with: fedhist resume a.")
     succeeds("resume", "a", "--quiet", cwd=tmp_path)
     assert contents(tmp_path / "a") == contents(tmp_path / "whole")
 

@@ -186,8 +186,8 @@ def _kernel() -> Finding:
 
 def _compiler_version(command: list[str]) -> str:
     try:
-        told = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
-        return told.splitlines()[0].strip()
+        output = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        return output.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return _private(shlex.join(command))
 

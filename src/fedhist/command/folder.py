@@ -190,7 +190,7 @@ class RunFolder:
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
         """Let results be written; after that the run is finished."""
-        with _writing(self.path, f"; make room, and go on with: fedhist resume {from_here(self.path)}"):
+        with _writing(self.path, f"; make room, then resume with: fedhist resume {from_here(self.path)}"):
             yield
             for home in self._homes:
                 remove_parts(home, ".*.[0-9]*")

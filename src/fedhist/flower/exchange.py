@@ -214,8 +214,8 @@ class Exchange:
         bad = [node for node in self.nodes.too_long if node in connected]
         if self.max_round_wait is not None or not bad or len(connected) - len(bad) >= self.k:
             return None
-        told = f"all uploads of {len(bad)} of {len(connected)} nodes are far longer than usual"
-        return f"{told} in round {self.version}, and a round takes {self.k}"
+        problem = f"all uploads of {len(bad)} of {len(connected)} nodes are far longer than usual"
+        return f"{problem} in round {self.version}, and a round takes {self.k}"
 
     def full(self, time: float) -> list[Arrival] | None:
         """Return the uploads that close the round, in order of arrival: exactly K, or fewer past the deadline."""

@@ -167,12 +167,12 @@ def summary(season: Sequence[Played]) -> str:
         span = "" if half is None else f" ± {half:.1f}"
         costs = _costs(season, name)
         tested = [run for played in season for run in played.runs.get(name, {}).values()]
-        lost = f"{sum(run['diverged'] for run in tested)} of {len(tested)}"
+        diverged = f"{sum(run['diverged'] for run in tested)} of {len(tested)}"
         header = ["method", "points behind the best", "at worst", "mean rank", "best or level", "diverged"]
         header += [heading for heading, _ in costs]
         shown = f"**{name}**" if name in OURS else name
         count = f"{sum(name in each for each in good)} of {len(gaps)}"
-        rows.append([shown, f"{mean:.1f}{span}", f"{worst:.1f}", rank, count, lost, *(text for _, text in costs)])
+        rows.append([shown, f"{mean:.1f}{span}", f"{worst:.1f}", rank, count, diverged, *(text for _, text in costs)])
     lines = markdown(header, rows)
     if len(ranks) > 1 and len(season) > 1:
         critical = critical_difference(len(ranks), len(season))

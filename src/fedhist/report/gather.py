@@ -168,8 +168,8 @@ def short_text(value: object) -> str:
     parts = re.fullmatch(r"(\w+)\((.*)\)", text := text_of(value))
     if parts is None:
         return text
-    told = [each for each in parts[2].split(", ") if each.rpartition("=")[2] not in OFF]
-    return f"{parts[1]}({', '.join(told)})" if told else parts[1]
+    shown = [each for each in parts[2].split(", ") if each.rpartition("=")[2] not in OFF]
+    return f"{parts[1]}({', '.join(shown)})" if shown else parts[1]
 
 
 def text_of(value: object) -> str:

@@ -25,8 +25,8 @@ class Badge(NamedTuple):
 
 def attackers(history: History) -> frozenset[int]:
     """Return the clients that attack."""
-    told = [event.get("clients") for event in history.events if event["event"] == ATTACK]
-    return frozenset(c for each in told if isinstance(each, list) for c in each if isinstance(c, int))
+    named = [event.get("clients") for event in history.events if event["event"] == ATTACK]
+    return frozenset(c for each in named if isinstance(each, list) for c in each if isinstance(c, int))
 
 
 def trouble(history: History) -> list[Event]:

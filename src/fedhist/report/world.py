@@ -38,7 +38,7 @@ class Work(NamedTuple):
     round: Ints
     """The round that has its upload, from 0; -1 for none."""
     lost: NDArray[np.bool_]
-    """Whether it is given up, interrupted for good or told to stop; of the others without a round, nothing is known."""
+    """Whether it is given up, interrupted for good or cancelled; of the others without a round, nothing is known."""
 
 
 class _Played(NamedTuple):
@@ -159,7 +159,7 @@ def describe(trials: Mapping[str, Trial], *, rounds: int | None = None, until: f
     """Return what the clients of some trials do, by the trials' names; nothing is trained.
 
     The trials have the same task and differ in when rounds close, or in anything else. Clients that are away and
-    trainings that are lost or told to stop are known exactly. Of recorded arrivals the begin of a training is not: it
+    trainings that are lost or cancelled are known exactly. Of recorded arrivals the begin of a training is not: it
     is taken for the moment at which the version it started from was there.
 
     Parameters
@@ -276,7 +276,7 @@ def _play_events(clock: EventClock, limits: _Limits) -> _Played:
     for each in log:
         end, lost = each.end, each.lost
         if clock.closing.sample is not None and each.number not in in_round and each.version <= len(closed):
-            end, lost = min(end, closed[each.version - 1]), True  # told to stop when its round closed
+            end, lost = min(end, closed[each.version - 1]), True  # cancelled when its round closed
         rows.append((each.client, each.begun, end, in_round.get(each.number, -1), lost))
     who, begun, ends, in_, lost_ = np.array(rows, np.float64).reshape(-1, 5).T
     work = Work(who.astype(np.int64), begun, ends, in_.astype(np.int64), lost_.astype(np.bool_))

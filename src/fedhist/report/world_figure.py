@@ -118,7 +118,7 @@ def _draw_bars(axes: Any, course: Course, lanes: Ints, end: float, colour: str) 
     lost, ended = work.lost[there], work.end[there]
     lane = np.argmax(work.client[there][:, None] == lanes, axis=1)
     marks: dict[str, Any] = {}
-    for name, chosen, alpha in (("training", ~lost, WORK), ("lost or told to stop", lost, LOST)):
+    for name, chosen, alpha in (("training", ~lost, WORK), ("lost or cancelled", lost, LOST)):
         if chosen.any():
             sides = work.begun[there][chosen], np.minimum(ended, end)[chosen]
             marks[name] = _boxes(axes, lane[chosen], *sides, height=0.75, color=colour, alpha=alpha)

@@ -261,8 +261,8 @@ class Checkpoints:
         changed = "; ".join(dict.fromkeys(filter(None, (differences(*pair) for pair in pairs)))) or None
         if changed and not self._inexact:
             raise FedHistError(
-                f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it goes on, and "
-                "its history says so."
+                f"{file} cannot be resumed to the bit: {changed}; with --inexact (inexact=True) it is resumed "
+                "all the same, and its history says so."
             )
         return changed
 

@@ -332,7 +332,7 @@ def carry_out(
     on_begin: Callable[[str, Sequence[Trial]], None] | None = None,
     **how: Any,
 ) -> Swept:
-    """Choose rates and run all arms; what is done is kept in a folder, from which a sweep that was stopped goes on.
+    """Choose rates and run all arms; what is done is kept in a folder, from which a sweep that was stopped is resumed.
 
     `on_begin` is called with what comes next and its trials; the other options are those of :func:`simulate_many`.
     """

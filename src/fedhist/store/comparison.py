@@ -77,10 +77,10 @@ class Comparison(list[History]):
 
     def _said(self, method: str, measure: Measure) -> str:
         """Return a method's result in a few words."""
-        runs, diverged = self[method], sum(history.diverged for history in self[method])
-        lost = f"{diverged} of {len(runs)} diverged" if diverged else ""
-        text = _over(measure, self._ends(method, measure))
-        return lost if lost and text == UNKNOWN else f"{text}{f' ({lost})' if lost else ''}"
+        runs, text = self[method], _over(measure, self._ends(method, measure))
+        count = sum(history.diverged for history in runs)
+        diverged = f"{count} of {len(runs)} diverged"
+        return text if not count else diverged if text == UNKNOWN else f"{text} ({diverged})"
 
     def table(self, baseline: str | None = None, metric: str | None = None) -> Table:
         """Return each method's result over its seeds, with paired tests against one of them.

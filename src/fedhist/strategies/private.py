@@ -123,8 +123,8 @@ class Private(Wrapper):
         """Allocate the round counter and each client's spent budget."""
         super().setup(num_clients, k, num_params, device)
         if self.noise_multiplier > 0 and self.delta >= 1 / num_clients:
-            told = f"delta={self.delta:g} is not below 1/N for N={num_clients} clients"
-            warnings.warn(f"{told}: a guarantee that gives one of them away would satisfy it.", stacklevel=2)
+            problem = f"delta={self.delta:g} is not below 1/N for N={num_clients} clients"
+            warnings.warn(f"{problem}: a guarantee that gives one of them away would satisfy it.", stacklevel=2)
         self.register_buffer("round", torch.zeros((), device=device, dtype=torch.int64))
         self.register_buffer("spent", torch.zeros(num_clients, device=device, dtype=torch.float64))
         return self

@@ -22,7 +22,7 @@ class Closing:
 
     @property
     def sample(self) -> int | None:
-        """How many clients a synchronous round is sent to, the rest of whom are told to stop; None for others."""
+        """How many clients a synchronous round is sent to, the rest of whom are cancelled; None for others."""
         return None
 
     @property
@@ -52,7 +52,7 @@ class Closing:
 
 @dataclass(frozen=True)
 class FirstK(Closing):
-    """The first `k` uploads close a round; those who brought them are sent the new model, the others go on."""
+    """The first `k` uploads close a round; those who brought them are sent the new model, the others continue."""
 
     k: int = 10
 
@@ -83,7 +83,7 @@ class Synchronous(Closing):
     k
         Uploads that a round waits for.
     over_select
-        How many times as many are sampled. The others are told to stop when the round closes, and their work is lost.
+        How many times as many are sampled. The others are cancelled when the round closes, and their work is lost.
     deadline
         Seconds after which a round closes with the uploads there are, at least one.
     """
@@ -118,7 +118,7 @@ class Synchronous(Closing):
 class Deadline(Closing):
     """A round closes `seconds` after it opened with all that has arrived, or later, once there are `at_least` so many.
 
-    Those who are in it are sent the new model, the others go on. With `at_most`, so many uploads close it sooner. That
+    Those in it are sent the new model, the others continue. With `at_most`, so many uploads close it sooner. That
     is also the K of methods whose defaults depend on N/K; without it, it is the number of clients at work.
     """
 

@@ -128,8 +128,8 @@ class Nowcast(Cached):
         s = _ratio(signal.clamp_min(0), signal.clamp_min(0) + (power - signal).clamp_min(0) / k)  # Eq. 7
         s = s.masked_fill(self.starting, 0.0)
         self.measured[2] = s
-        lost = _ratio(p.mean() * z.norm(dim=1).mean(), a.norm(), otherwise=1.0)
-        return a * (lost**s).to(a.dtype)
+        ratio = _ratio(p.mean() * z.norm(dim=1).mean(), a.norm(), otherwise=1.0)
+        return a * (ratio**s).to(a.dtype)
 
     def trace(self) -> dict[str, Tensor]:
         """Return what was measured in the last round."""
