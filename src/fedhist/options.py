@@ -3,14 +3,17 @@
 Imports nothing heavy, since ``fedhist --help`` is built from it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
 import textwrap
 import tomllib
+import traceback
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -18,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedhist.errors import InvalidInput, brief, reason, require, unknown
+from fedhist.errors import InvalidInput, brief, choice, reason, require, unknown
 
 T = TypeVar("T")
 KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "Path": Path}
@@ -233,7 +236,9 @@ def require_annotated(make: type, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        if set(kinds) <= SIMPLE.keys():
+        if typing.get_origin(hint) is typing.Literal:
+            choice(name, value, typing.get_args(hint))
+        elif set(kinds) <= SIMPLE.keys():
             fits = type(value) in kinds or (float in kinds and type(value) is int)
             listed = " or ".join(SIMPLE[kind] for kind in kinds)
             require(fits, f"{name} of {make.__name__} must be {listed}, got {brief(value)}.")
@@ -246,19 +251,35 @@ def arguments(thing: object) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in known if hasattr(thing, name)}
 
 
+def _look_here() -> None:
+    """Let modules be found where users run a command: last, so that they hide nothing."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def names_module(text: str) -> bool:
+    """Whether a text is the name of a module that can be imported, and of nothing that Python brings along."""
+    _look_here()
+    with contextlib.suppress(Exception):  # a package may do anything when it is imported
+        return text not in sys.stdlib_module_names and importlib.util.find_spec(text) is not None
+    return False
+
+
 def imported(kind: str, name: str) -> Any:
     """Return what is at ``package.module:name``, the same object each time."""
     module, _, attribute = name.partition(":")
     plain = module.removesuffix(".py").removeprefix("./").replace("/", ".")
     require(plain == module, f"{kind}={brief(name)} must name a module, as in an import: write {plain}:{attribute}.")
-    if str(Path.cwd()) not in sys.path:  # where users run a command, their files are; last, so that nothing is hidden
-        sys.path.append(str(Path.cwd()))
+    _look_here()
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        hint = "; run this where it lies, or put its folder on PYTHONPATH" if error.name == module else ""
+        theirs = f"{module}.".startswith(f"{error.name}.")
+        hint = "; run this where it lies, or put its folder on PYTHONPATH" if theirs else ""
         raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}{hint}.") from error
-    except Exception as error:  # whatever the module does when it is imported
-        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}.") from error
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, (AttributeError, SyntaxError)) else f" ({last.filename}, line {last.lineno})"
+        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}{where}.") from error
     require(callable(found), f"{kind}={brief(name)} must name a function or a class, got {type(found).__name__}.")
     return found

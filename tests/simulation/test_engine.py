@@ -327,7 +327,7 @@ def test_compare_refuses(task: fh.Task) -> None:
         fh.compare(["fedavg"], task, k=2, rounds=1, seeds=[1, 1])
     with pytest.raises(fh.InvalidInput, match="seeds must name at least one seed."):
         fh.compare(["fedavg"], task, k=2, rounds=1, seeds=[])
-    with pytest.raises(fh.InvalidInput, match="methods names FedAvg twice"):
+    with pytest.raises(fh.InvalidInput, match="methods names FedAvg twice; give one of them a name of its own: "):
         fh.compare(["fedavg", fh.FedAvg()], task, k=2, rounds=1)
     with pytest.raises(fh.InvalidInput, match="methods must name at least one method"):
         fh.compare([], task, k=2, rounds=1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 from torch import Tensor
@@ -159,6 +159,10 @@ def test_defences_are_named_as_they_are_shown() -> None:
         ("some/rules.py:Rule", "must name a module, as in an import: write some.rules:Rule."),
         ("math:pi", "strategy='math:pi' must name a function or a class, got float."),
         ("os:system:command=ls", "os:system must be a class of its own, derived from fedhist.Strategy."),
+        ("pip", "strategy 'pip' is a module; name a class in it, as in pip:Class."),
+        ("pip:Rule+adam", r"'pip:Rule\+adam' needs spaces around the plus"),
+        ("xml.etree.nowhere:Rule", "No module named 'xml.etree.nowhere'; run this where it lies"),
+        ("tests.simulation.broken:Rule", r"cannot be imported: division by zero \(.*broken.py, line 3\)."),
         ("collections:OrderedDict", "collections:OrderedDict must be a class of its own, derived from fedhist.Str"),
         ("ca2fl + median", "CA2FL averages what it remembers of clients and not the round's uploads"),
         ("fedbuff:a=-1", "a must not be negative, got -1."),
@@ -177,9 +181,12 @@ def test_refuses(spec: str, sentence: str) -> None:
 def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
     class Rule(fh.Strategy):
         def __init__(  # type: ignore[no-untyped-def]
-            self, tau: int, share: float = 0.5, name: str | None = None, free=1, some: list[int] | None = None
-        ) -> None:
+            self, tau: int, share: float = 0.5, name: str | None = None, free=1, some: list[int] | None = None,
+            kind: Literal["a", "b"] = "a",
+        ) -> None:  # fmt: skip
             super().__init__()
+            if tau < 0:
+                raise ValueError("tau must not be negative.")
             self.options = tau, share, name, free, some
 
         def weights(self, arrivals: fh.Arrivals) -> Tensor:
@@ -191,7 +198,11 @@ def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: p
         return cast(Rule, as_method(f"{__name__}:Rule:{options}").strategy)
 
     assert made("tau=3,share=1,name=none,free=x,some=[1, 2]").options == (3, 1, None, "x", [1, 2])
+    hidden = f"{__name__}:Rule:tau=3,free=4"
+    assert as_method(hidden).name == "Rule(tau=3, free=4)"  # none of which it keeps
     for options, sentence in {
+        "tau=-1": f"'{__name__}:Rule:tau=-1': tau must not be negative.",
+        "tau=3,kind=c": "kind must be 'a' or 'b', got 'c'.",
         "tau=2.5": "tau of Rule must be a whole number, got 2.5.",
         "tau=3,share=high": "share of Rule must be a number, got 'high'.",
         "tau=true": "tau of Rule must be a whole number, got True.",

@@ -225,6 +225,26 @@ def test_options_of_a_strategy(task: fh.Task, plant: Callable[[Score], Any]) -> 
         fh.tune(["fedhist:alpha=0.1"], task, grid=grid, rounds=90, k=4)
 
 
+class Rule(fh.Strategy):
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()
+        self.power = power
+
+    def weights(self, arrivals: fh.Arrivals) -> torch.Tensor:
+        return arrivals.staleness**-self.power
+
+
+@pytest.mark.parametrize("option", ["Rule:power", f"{__name__}:Rule:power"])
+def test_options_of_a_class_of_ones_own(task: fh.Task, plant: Callable[[Score], Any], option: str) -> None:
+    plant(lambda trial, stop: 1 - abs(getattr(trial.method.strategy, "power", 0.0) - 2))
+    arms = [f"{__name__}:Rule", f"{__name__}:Rule + adam:eta=0.1"]
+    tuned = fh.tune(arms, task, grid={option: (0.5, 1.0, 2.0), "lr": (0.1, 0.2)}, rounds=90, k=4)
+    assert tuned.arms[0].spec == f"{__name__}:Rule:power=2.0"
+    assert tuned.best["Rule"][option] == 2.0
+    with pytest.raises(fh.InvalidInput, match="gives power already"):
+        fh.tune([f"{__name__}:Rule:power=1"], task, grid={option: (1.0, 2.0)}, rounds=90, k=4)
+
+
 def outcomes(tuned: fh.Tuned) -> list[Any]:
     return [[dataclasses.asdict(each) for each in found.tried] for found in tuned.found]
 

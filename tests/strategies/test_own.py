@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +72,58 @@ def test_with_one_upload_a_round_weights_vanish(task: fh.Task, strategy: Any) ->
 )
 def test_other_methods_with_one_upload_a_round(task: fh.Task, strategy: Any) -> None:
     assert messages(strategy, task, k=1) == []
+
+
+class Recent(fh.Strategy):
+    """Discards what is older than any of the first uploads; nothing is normalised."""
+
+    normalise = False
+
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        return (arrivals.staleness <= 100).double()
+
+
+def test_nothing_vanishes_where_nothing_is_normalised(task: fh.Task) -> None:
+    assert messages(Recent(), task, k=1) == []
+
+
+class Weighing(fh.Strategy):
+    def __init__(self, change: Callable[[Tensor], Tensor], normalise: bool = True) -> None:
+        super().__init__()
+        self.change, self.normalise = change, normalise
+
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        return self.change(arrivals.num_examples.double())
+
+
+@pytest.mark.parametrize("trainer", ["native", "batched"])
+def test_negative_weights_cannot_be_normalised(task: fh.Task, trainer: str) -> None:
+    """(-3, 1, 1) divided by its sum is (3, -1, -1)."""
+    options: dict[str, Any] = {"k": 2, "rounds": 2, "local": LOCAL, "trainer": trainer, "device": "cpu"}
+    with pytest.raises(fh.InvalidInput, match=r"Weighing\.weights\(\) returned a negative weight, -[\d.e+]+; a sum of"):
+        fh.simulate(Weighing(lambda n: n - 1.5 * n.max()), task, **options)
+    assert fh.simulate(Weighing(lambda n: n - 1.5 * n.max(), normalise=False), task, **options).rounds == 2
+
+
+@pytest.mark.parametrize("trainer", ["native", "batched"])
+def test_weights_that_are_nan_are_the_rules_fault(task: fh.Task, trainer: str) -> None:
+    with pytest.raises(
+        fh.DivergedError, match=r"weights became NaN or infinite in round 1; .* it is the rule of Weighing"
+    ):
+        fh.simulate(Weighing(lambda n: n / 0), task, k=2, rounds=2, local=LOCAL, trainer=trainer, device="cpu")
+
+
+class Shrinking(fh.Strategy):
+    def weights(self, arrivals: fh.Arrivals) -> Tensor:
+        assert arrivals.model is not None
+        arrivals.model.mul_(0.9)
+        return arrivals.num_examples
+
+
+@pytest.mark.parametrize("trainer", ["native", "batched"])
+def test_the_servers_model_is_not_to_be_changed(task: fh.Task, trainer: str) -> None:
+    with pytest.raises(fh.InvalidInput, match=r"Shrinking changed arrivals\.model, which is the server's own; copy it"):
+        fh.simulate(Shrinking(), task, k=2, rounds=2, local=LOCAL, trainer=trainer, device="cpu")
 
 
 class Counting(fh.Strategy):

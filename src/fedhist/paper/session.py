@@ -129,7 +129,7 @@ def _require_same_code(done: Iterable[tuple[Cell, Mapping[str, Any]]], folder: P
             changed[cell.method] += result["code"] != versions[cell.method]
     for method, runs in changed.items():
         same = f"the code of {method} has changed since {runs} of its runs in {folder} were made"
-        require(not runs, f"{same}; take another folder (--out), or delete them.")
+        require(not runs, f"{same}; take another folder (--out).")
 
 
 def lacking(found: int, wanted: int) -> str:

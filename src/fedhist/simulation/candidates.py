@@ -197,24 +197,28 @@ def with_options(arm: Arm, options: Mapping[str, Any], name: str | None = None) 
 
 def has_option(arm: Arm, option: str) -> bool:
     """Return whether an option such as ``fedhist:alpha`` is one of an arm; all have those without a colon."""
-    part = option.partition(":")[0].lower()
-    return ":" not in option or (arm.spec is not None and part in map(_name, spelled_out(arm.spec)))
+    part = option.rpartition(":")[0].lower()
+    return ":" not in option or (arm.spec is not None and any(part in _names(each) for each in spelled_out(arm.spec)))
 
 
-def _name(part: str) -> str:
-    return part.partition(":")[0].strip().lower()
+def _names(part: str) -> list[str]:
+    """Return what a part of a method's text is called; a user's class by its place or its name alone."""
+    module, _, rest = (each.strip() for each in part.lower().partition(":"))
+    own = rest.partition(":")[0].strip()
+    return [f"{module}:{own}", own] if own.isidentifier() else [module]
 
 
 def _with_parts(spec: str, options: Mapping[str, Any]) -> str:
     """Return a method's text with options of some of its parts."""
     texts = spelled_out(spec)
     for whole, value in options.items():
-        part, _, option = whole.partition(":")
+        part, _, option = whole.rpartition(":")
         for place, text in enumerate(texts):
-            if _name(text) == part.lower():
-                fixed = re.search(rf"\b{re.escape(option)}\s*=", text.partition(":")[2])
+            if part.lower() in (names := _names(text)):
+                fixed = re.search(rf"\b{re.escape(option)}\s*=", text)
                 require(
                     fixed is None, f"{text!r} gives {option} already; leave it out there, or {whole!r} in the grid."
                 )
-                texts[place] = f"{text}{',' if ':' in text else ':'}{option}={json.dumps(value)}"
+                colon = "," if text.count(":") >= len(names) else ":"
+                texts[place] = f"{text}{colon}{option}={json.dumps(value)}"
     return " + ".join(texts)

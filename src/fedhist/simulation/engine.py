@@ -80,7 +80,8 @@ def compare(
     arms = [as_arm(method) for method in methods]
     require(len(arms) > 0, "methods must name at least one method.")
     for name in (names := [arm.name for arm in arms]):
-        require(names.count(name) == 1, f"methods names {name} twice.")
+        other = 'fh.Arm(..., name="another")' if arms[names.index(name)].spec is None else "--arm '... name=another'"
+        require(names.count(name) == 1, f"methods names {name} twice; give one of them a name of its own: {other}.")
     about, how = divided("compare", options, without=("seed",), own=("seeds", "record"))
     with watching(how.get("on_round")) as how["on_round"]:
         tasks = tasks_by_seed(task, seeds)

@@ -3,13 +3,13 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
-from fedhist.errors import InvalidInput, brief, require
-from fedhist.options import arguments, build, imported, parse_options, parse_spec, require_annotated
+from fedhist.errors import InvalidInput, brief, reason, require
+from fedhist.options import arguments, build, imported, names_module, parse_options, parse_spec, require_annotated
 from fedhist.strategies import (
     ACED,
     AREA,
@@ -160,7 +160,8 @@ def _first(spec: str) -> Method:
     module, _, rest = spec.strip().partition(":")
     name = module.strip().lower()
     require(name not in AROUND or name in METHODS, f"{name!r} goes around a method: write 'fedavg + {name}'.")
-    require("+" not in module, f"{brief(spec)} needs spaces around the plus, as in 'refl + adam'.")
+    plus = "+" in spec.partition("=")[0]
+    require(not plus, f"{brief(spec)} needs spaces around the plus, as in 'refl + adam'.")
     own, _, text = rest.partition(":")
     if own.isidentifier() and module.lower().replace("-", "") not in METHODS:
         kind = imported("strategy", f"{module}:{own}")
@@ -168,7 +169,17 @@ def _first(spec: str) -> Method:
         require(fits, f"{module}:{own} must be a class of its own, derived from fedhist.Strategy.")
         options = parse_options("strategy", spec, text)
         require_annotated(kind, options)
-        return as_method(build(own, kind, options))
+        try:
+            made = build(own, kind, options)
+        except (ValueError, TypeError, KeyError, AssertionError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"{brief(spec)}: {reason(error)}.") from error
+        method, kept = as_method(made), arguments(made)
+        hidden = ", ".join(f"{name}={value!r}" for name, value in options.items() if name not in kept)
+        return replace(method, name=f"{method.name}({hidden})".replace(")(", ", ")) if hidden else method
+    if name.replace("-", "") not in METHODS and name not in SHORT and names_module(module):
+        raise InvalidInput(f"strategy {brief(spec)} is a module; name a class in it, as in {module}:Class.")
     name, options = parse_spec("strategy", spec, METHODS)
     made = build(name, METHODS[name].make, options)
     label = describe(METHODS[name].label, made)

@@ -168,7 +168,10 @@ class Server:
         """
         if self.tape is not None and not self.strategy.bounds_uploads:
             self.tape.take(arrivals.deltas, arrivals.num_examples)
+        given = self.model._version
         update = self.strategy(replace(arrivals, model=self.model))
+        changed = self.model._version != given
+        require(not changed, f"{self.method.name} changed arrivals.model, which is the server's own; copy it first.")
         require(
             isinstance(update, Tensor) and update.shape == self.model.shape,
             f"strategy {self.method.name} must return a tensor of shape {tuple(self.model.shape)}, "
@@ -227,7 +230,17 @@ class Server:
     def check_model(self) -> None:
         """Notice a model that has become NaN or infinite in the last round."""
         if not bool(torch.isfinite(self.version.sum())):
-            self.diverge(self.round, f"the model became NaN or infinite in round {self.round}")
+            self.diverge_by_model()
+
+    def diverge_by_model(self) -> None:
+        """End this run for its model, or for the weights that have made it what it is where uploads are finite."""
+        history, round_ = self.history, self.round
+        weighed = self.strategy.last_weights is not None and self.screen.policy != "accept" and round_ > 0
+        if weighed and not np.isfinite(history.weights[-1][history.clients[-1] >= 0]).all():
+            hint = f"uploads are finite, so it is the rule of {self.method.name}"
+            self.diverge(round_, f"weights became NaN or infinite in round {round_}", hint)
+        else:
+            self.diverge(round_, f"the model became NaN or infinite in round {round_}")
 
     def diverge(self, round_: int, what: str, hint: str | None = None) -> None:
         """End this run; those beside it continue."""
@@ -360,7 +373,8 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def warn_if_weights_vanish(method: Method, k: int) -> None:
     """Say so if, with one upload a round, a method steps by that upload however stale it is, as FedAvg does."""
-    if k == 1 and type(method.strategy) is not FedAvg and _steps_by_the_upload(method.strategy):
+    normalises = all(getattr(part, "normalise", True) for part in method.strategy.modules())
+    if k == 1 and normalises and type(method.strategy) is not FedAvg and _steps_by_the_upload(method.strategy):
         warnings.warn(
             f"with k=1 {method.name} aggregates as FedAvg does: the weight of a single upload is normalised to one.",
             stacklevel=2,

@@ -159,6 +159,11 @@ class Strategy(nn.Module):
         rule, got = f"{type(self).__name__}.weights()", getattr(weights, "shape", type(weights).__name__)
         fits = isinstance(weights, Tensor) and weights.shape == deltas.shape[:1]
         require(fits, f"{rule} must return a tensor of shape ({len(deltas)},), got {got}.")
+        if self.normalise and not vars(type(self)).get("branch_free", False):  # otherwise values must not be read
+            least = float(weights.detach().min())
+            # Their sum may be anything, so that dividing by it may turn every sign or make weights huge.
+            why = "a sum of weights cannot be divided by then: use clamp_min(0), or set normalise = False"
+            require(not least < 0, f"{rule} returned a negative weight, {least:.3g}; {why}.")
         self.last_weights = normalised(weights) if self.normalise else weights.double() / len(deltas)
         return self.average(self.last_weights, deltas)
 

@@ -240,7 +240,7 @@ class _Card:
                 if rows.stop == since.stop:
                     server.check_model()
                 elif not np.isfinite(sums[count, i]):
-                    server.diverge(server.round, f"the model became NaN or infinite in round {server.round}")
+                    server.diverge_by_model()
                 else:
                     there = int(schedule.counts[rows.stop])
                     if run.arriving.foreseen is None:  # otherwise others are judged, who come where no fault is known
