@@ -114,7 +114,7 @@ def pack(folder: Path, shortened: Callable[[str], str] = str) -> Path:
     """
     lines = {key: shortened(line) for line, key, _ in _stored(folder)}
     with whole_file(folder / ARCHIVE) as part:
-        content = "".join(f"{lines[key]}\n" for key in sorted(lines))
+        content = "".join(f"{line}\n" for line in sorted(lines.values()))  # like beside like, which packs well
         part.write_bytes(gzip.compress(content.encode(), mtime=0))  # the same results are the same file
     for file in folder.glob(ALONE):
         file.unlink()
