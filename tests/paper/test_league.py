@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import sys
@@ -258,18 +257,16 @@ def test_runs_of_other_code_are_not_taken_for_those_of_a_changed_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for module in ("stale_rules", "stale_rules_again"):  # a module is imported once in a process
-        (tmp_path / f"{module}.py").write_text(
-            "import fedhist as fh\n\n\nclass Rule(fh.Strategy):\n"
-            "    def weights(self, arrivals):\n        return 1 / arrivals.staleness**2\n"
-        )
+    (tmp_path / "stale_rules.py").write_text(
+        "import fedhist as fh\n\n\nclass Rule(fh.Strategy):\n"
+        "    def weights(self, arrivals):\n        return 1 / arrivals.staleness**2\n"
+    )
     own = ("league", "--scale", "smoke", "--seeds", "1", "--strategy", "stale_rules:Rule", "--setting", "rare-10")
     succeeds(*own, cwd=tmp_path)
+    monkeypatch.delitem(sys.modules, "stale_rules")
     again = succeeds(*own, "--pack", cwd=tmp_path).err
     assert "Runs to choose rates: 6 of 6 are there already." in again
-    monkeypatch.setitem(sys.modules, "stale_rules", importlib.import_module("stale_rules_again"))
-    succeeds(*own, cwd=tmp_path)
-    changed = sys.modules["stale_rules_again"].Rule
+    changed = sys.modules["stale_rules"].Rule
     monkeypatch.setattr(changed, "weights", lambda self, arrivals: 1 / arrivals.staleness**3)
     sentence = "the code of stale_rules:Rule has changed since 6 of its runs in league were made; take another folder"
     assert sentence in fails(*own, cwd=tmp_path)
