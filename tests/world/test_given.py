@@ -37,7 +37,7 @@ def test_a_checkpoint_knows_the_function(task: fh.Task, tmp_path: Path) -> None:
     options: dict[str, Any] = {"k": 2, "rounds": 6, "checkpoint": tmp_path / "state", "checkpoint_every": 0}
     slow, fast = (lambda count, _: np.full(count, 2.0)), (lambda count, _: np.full(count, 1.0))
     fh.simulate("fedavg", task, speeds=slow, fraction=0.5, **options)
-    with pytest.raises(fh.FedHistError, match="the functions"):
+    with pytest.raises(fh.FedHistError, match="the code of the speeds has changed"):
         fh.simulate("fedavg", task, speeds=fast, **options)
 
 
