@@ -28,9 +28,10 @@ test: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(NETWORK:%=--ignore=%); others=$$?; \
 	wait $$network; network=$$?; cat .network.log; rm -f .network.log; exit $$((others + network))
 
-# Triton's interpreter, 190 MB, stands in for a GPU: what kernels compute is checked, not how fast.
+# Triton, 190 MB, compiles kernels without a GPU, and its interpreter runs them: what they compute is checked, not how fast.
 kernels: $(READY)
 	@$(PIP) --quiet triton
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/clients/test_compiled.py
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/clients/test_kernels.py
 
 # In memory where there is such a folder: each kill and each damaged file is a few writes that wait for the disk.

@@ -96,7 +96,7 @@ def test_models_by_name_in_tasks() -> None:
     for name, sentence in {
         "lenett": r"^unknown model 'lenett': did you mean 'lenet'\?$",
         "char-lstm": r"^model='char-lstm' takes text, not inputs of shape \(1, 8, 8\) and type torch.float32; choose",
-        "nowhere.at.all:f": r"^model='nowhere.at.all:f' cannot be imported: No module named 'nowhere'; run this where it lies",
+        "nowhere.at.all:f": r"^model='nowhere.at.all:f' cannot be imported: No module named 'nowhere'; run this where",
         "math:nothing": r"^model='math:nothing' cannot be imported: module 'math' has no attribute 'nothing'\.$",
         "math:pi": r"^model='math:pi' must name a function or a class, got float\.$",
     }.items():
