@@ -288,6 +288,7 @@ def strategies() -> None:
         table.add_row(name, entry.title, _options(entry.make))
     for name, meaning in SHORT.items():
         table.add_row(name, f"= {meaning}", "")
+    table.add_row("package.module:Class", "your own, derived from fedhist.Strategy", "those of __init__")
     clients = {name: entry.make for name, entry in OBJECTIVES.items()}
     plus = "after a name and a plus"
     around = {f"{plus}, on the server": OPTIMIZERS, f"{plus}, a defence": DEFENCES, f"{plus}, the clients": clients}

@@ -25,7 +25,11 @@ SAME_FOR_ALL = frozenset(("seed", "record_dtype", "target"))
 class Experiment:
     """The settings that are not options of a trial, or have another form there."""
 
-    strategy: str = option("fedhist", "A method's name, or name:option=value,… (see `fedhist strategies`).", "Method")
+    strategy: str = option(
+        "fedhist",
+        "A method's name (see `fedhist strategies`) or package.module:Class of yours; :option=value,… follows.",
+        "Method",
+    )
     arm: str | None = option(
         None,
         "A method with options of its own, as in 'fedavg lr=0.1 k=20 name=large'; the other settings are for all arms.",
