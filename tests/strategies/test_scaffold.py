@@ -71,6 +71,18 @@ def test_with_one_step_and_everybody_it_is_fedavg_of_equal_clients() -> None:
     assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("k", [3, 5])
+def test_with_one_step_and_synchronous_rounds_it_is_ca2fl(task: fh.Task, k: int) -> None:
+    """A client's control variate is then its last upload, divided by the rate."""
+    options = {"closing": f"synchronous:k={k}", "rounds": 15, "local": fh.Local(0.2, 1, 6), "eval_every": 5}
+    ca2fl, scaffold, fedavg = (
+        fh.simulate(name, task, **options)  # type: ignore[arg-type]
+        for name in ("ca2fl", "scaffold", "fedavg:by_examples=false")
+    )
+    assert scaffold.loss == pytest.approx(ca2fl.loss, rel=1e-4)
+    assert scaffold.loss != pytest.approx(fedavg.loss, rel=1e-3)
+
+
 def test_defended_scaffold_sends_the_inner_mail(task: fh.Task) -> None:
     history = fh.simulate("scaffold + median", task, k=5, rounds=6, local=fh.Local(0.1, 3, 6))
     assert history.method == "SCAFFOLD + median" and history.loss[-1] < history.loss[0]

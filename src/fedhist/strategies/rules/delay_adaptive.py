@@ -13,7 +13,7 @@ class DelayAdaptive(Strategy):
     Parameters
     ----------
     tau_c
-        `τ_C`: staleness up to which uploads keep their length. None means `N/K`, the staleness on average: the papers
+        `τ_C`: staleness up to which uploads keep their length. None means `N/K`, one more than the mean: the papers
         take the number of clients at work, whose uploads arrive one by one there.
     """
 

@@ -18,8 +18,9 @@ class FedFa(Strategy):
     window
         How many of the last uploads are averaged.
     of
-        "updates": each upload is used `window` times, in steps that follow one another also within a round. "models":
-        `w` becomes the mean of the clients' models `w_s - g_i`, as soon as there are as many.
+        "updates": each upload is used `window` times, in steps that follow one another also within a round; the first
+        steps are means of the fewer uploads there are. "models": `w` becomes the mean of the clients' models
+        `w_s - g_i`, as soon as there are as many.
     """
 
     branch_free = True

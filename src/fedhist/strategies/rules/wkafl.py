@@ -23,7 +23,7 @@ class WKAFL(Strategy):
     momentum
         `a`: share of the previous update added to each upload.
     clip
-        `B1`: longest upload, in multiples of the round's median length.
+        `B1`: longest upload with its momentum, in multiples of the round's median length (of two, the lower one).
     stage_two
         Round from which kept uploads are clipped a second time.
     stage_two_clip
