@@ -71,7 +71,7 @@ def _against_drift(setting: Setting) -> bool:
 
 
 def _against_drift_of_sgd(setting: Setting) -> bool:
-    """Whether several steps are the sum of gradients, as control variates have it; with one SCAFFOLD is nearly CA2FL."""
+    """Whether several steps are a sum of gradients, as control variates have it; with one SCAFFOLD is nearly CA2FL."""
     return setting.local_steps > 1 and setting.optimizer == "sgd"
 
 
