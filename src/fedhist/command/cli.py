@@ -153,7 +153,7 @@ def resume(
     tensorboard: Board = False,
     log_json: Log = False,
     inexact: Annotated[
-        bool, typer.Option("--inexact", help="Also where it cannot be to the bit, as on another processor.")
+        bool, typer.Option("--inexact", help="Resume even if not bit for bit, as on another processor.")
     ] = False,
 ) -> None:
     """Resume a run that was stopped; the result is the same to the bit."""
@@ -279,7 +279,7 @@ def replay(
 
 @app.command(cls=Command, rich_help_panel=LOOK)
 def strategies() -> None:
-    """List the methods, what can go around them, what can attack them, and their options."""
+    """List methods, wrappers (server optimizers, defences), attacks, and their options."""
     from fedhist.simulation.methods import DEFENCES, METHODS, OBJECTIVES, OPTIMIZERS, SHORT  # noqa: PLC0415
     from fedhist.world.attacks import ATTACKS  # noqa: PLC0415
 
@@ -321,7 +321,7 @@ def export(
         typer.Option("--out", "-o", help="Folder for the run's history, for `fedhist report` and simulations."),
     ] = None,
 ) -> None:
-    """Get the model and the history out of the checkpoint of a server on a network, dead or alive."""
+    """Export model and history from the checkpoint of a Flower server, running or not."""
     from fedhist.store.deployed import export as write  # noqa: PLC0415
 
     found = write(state, model, out)

@@ -65,7 +65,7 @@ def doctor(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Say what is installed and found here, how fast it is, and what is missing with the command that brings it."""
+    """Check what is installed and found and how fast it is; give the command for anything missing."""
     findings = list[Finding]()
     with warnings.catch_warnings(), stderr.status("Looking around, then measuring for five seconds…"):
         warnings.simplefilter("ignore")  # what they would say is among the findings

@@ -14,7 +14,7 @@ from fedhist.options import RENAMED, Option, unknown_option
 
 Command = Callable[..., None]
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags win over it.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as TOML; flags override it.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="a new one below runs")
 ]

@@ -61,7 +61,7 @@ class Experiment:
     )
     slow_fraction: float = option(0.0, "Share of the clients that are slow.", "World")
     slow_speed: float = option(0.5, "The slow clients' share of normal speed.", "World")
-    clip: float | None = option(None, "Longest upload; with noise_multiplier, differential privacy.", "Privacy")
+    clip: float | None = option(None, "Upload norm cap; noise_multiplier adds differential privacy.", "Privacy")
     noise_multiplier: float | None = option(None, "Noise in multiples of the clip; 0 only clips.", "Privacy")
     noise: str = option("upload", "Where noise is added: upload, sum or client.", "Privacy")
     delta: float = option(1e-5, "Delta at which epsilon is reported.", "Privacy")

@@ -88,7 +88,7 @@ def league(
     data_dir: DataDir = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds that are tested.", rich_help_panel="Run")] = 5,
     first_seed: Annotated[
-        int, typer.Option(help="The first of them; others than 100 test a table anew.", rich_help_panel="Run")
+        int, typer.Option(help="First test seed; any but 100 tests the table anew.", rich_help_panel="Run")
     ] = 100,
     device: Device = "auto",
     part: Part = "1/1",

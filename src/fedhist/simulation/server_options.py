@@ -39,7 +39,7 @@ class ServerOptions:
     bad_updates: str = option(
         "reject",
         "What to do with an upload that holds NaN, is absurdly long or is not what was asked for: reject it, clip it "
-        "if only its length is wrong, stop, or accept it in a simulation that is to fail by it.",
+        "if only its length is wrong, stop, or accept it (simulation only; may diverge).",
         "Faults",
     )
     max_norm_ratio: float = option(
