@@ -1,4 +1,4 @@
-"""A strategy of your own against two built-in ones: weigh uploads by staleness and by agreement.
+"""A strategy of your own against two built-in ones: weight uploads by staleness and by agreement.
 
 python examples/custom_strategy.py
 """
@@ -13,7 +13,7 @@ import fedhist as fh
 
 
 class Agreement(fh.Strategy):
-    """Weigh each upload by 1/√τ and by its cosine with a moving average of past updates."""
+    """Weight each upload by 1/√τ and by its cosine with a moving average of past updates."""
 
     branch_free = True  # reads no tensor's values, keeps all state in buffers: a GPU may capture its rounds
     direction: torch.Tensor

@@ -154,7 +154,7 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def as_path(name: str, value: object) -> Path:
-    """Return `value` as a path, or raise unless it is a text or a path."""
+    """Return `value` as a path, or raise unless it is a string or a path."""
     if not isinstance(value, (str, Path)):
         raise InvalidInput(f"{name} must be the name of a folder, got {brief(value)}.")
     return Path(value)

@@ -196,7 +196,7 @@ def parse_options(kind: str, spec: str, text: str) -> dict[str, Any]:
 
 
 def with_absolute_files(text: str) -> str:
-    """Return a text such as ``table:file=devices.csv`` with the whole path, which is the same from elsewhere."""
+    """Return a string such as ``table:file=devices.csv`` with the whole path, which is the same from elsewhere."""
 
     def absolute(found: re.Match[str]) -> str:
         return f"{found[1]}'{Path(found[2].strip()).expanduser().resolve()}'"
@@ -205,7 +205,7 @@ def with_absolute_files(text: str) -> str:
 
 
 def named(kind: str, spec: str, known: Mapping[str, Callable[..., Any]]) -> Any:
-    """Return the object that a text such as ``lognormal:sigma=1`` means."""
+    """Return the object that a string such as ``lognormal:sigma=1`` means."""
     name, options = parse_spec(kind, spec, known)
     return build(name, known[name], options)
 

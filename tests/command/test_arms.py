@@ -119,7 +119,7 @@ def test_write_and_read_round_trip(tmp_path: Path, strategy: str) -> None:
         ("fedavg name=''", "arm 1 must have a name that is not empty, or none."),
         ("all", "arm 1 has the strategy 'all'; an arm is one method."),
         ({"lr": 1}, 'arm 1 needs a strategy, as in strategy = "fedavg", got None.'),
-        ({"strategy": "fedavg", "name": 3}, "name must be a text, got 3."),
+        ({"strategy": "fedavg", "name": 3}, "name must be a string, got 3."),
         ({"strategy": "fedavg", "k": "3"}, "k must be a whole number, got '3'."),
         ({"strategy": "fedavg", "arm": []}, "cannot have arm, which is the same for all arms"),
         (3, r"arm must be a list of tables, written \[\[arm\]\] in a file, got \[3\]."),

@@ -284,7 +284,7 @@ def test_odd_names(tmp_path: Path) -> None:
         ["report", "z" * 300],
     ):
         fails(*arguments, cwd=tmp_path)
-    assert "data_dir must be a text in UTF-8" in fails("run", *QUICK, "--data-dir", "d\udcff", cwd=tmp_path)
+    assert "data_dir must be a string in UTF-8" in fails("run", *QUICK, "--data-dir", "d\udcff", cwd=tmp_path)
     settings = Settings({"data_dir": "d\x7fx"})
     settings.write(tmp_path / "config.toml")
     assert Settings.read(tmp_path / "config.toml")["data_dir"] == Path("d\x7fx")

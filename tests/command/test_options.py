@@ -85,7 +85,7 @@ def test_toml_is_read_and_written(tmp_path: Path) -> None:
     for line, sentence in {
         'patience = "long"': "patience must be a number, got 'long'.",
         "warm_up = 0.5": "warm_up must be a whole number, got 0.5.",
-        "nickname = 7": "nickname must be a text, got 7.",
+        "nickname = 7": "nickname must be a string, got 7.",
     }.items():
         file.write_text(line)
         with pytest.raises(fh.InvalidInput, match=sentence):

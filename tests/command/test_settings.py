@@ -53,7 +53,7 @@ def test_write_and_read_round_trip(tmp_path: Path) -> None:
         ("k = 2.5", "k must be a whole number, got 2.5."),
         ("lr = nan", "lr must be a number, got nan."),
         ("record = 1", "record must be True or False, got 1."),
-        ("dataset = 3", "dataset must be a text, got 3."),
+        ("dataset = 3", "dataset must be a string, got 3."),
         ("strategy = []", r"strategy must be a name or a list of names, got \[\]."),
         ("strategy = [1]", r"strategy must be a name or a list of names, got \[1\]."),
         ("epochs = 2\nlocal_steps = 5", "epochs=2 and local_steps=5: give one of the two."),

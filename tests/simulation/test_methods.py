@@ -206,7 +206,7 @@ def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: p
         "tau=2.5": "tau of Rule must be a whole number, got 2.5.",
         "tau=3,share=high": "share of Rule must be a number, got 'high'.",
         "tau=true": "tau of Rule must be a whole number, got True.",
-        "tau=3,name=2": "name of Rule must be a text or none, got 2.",
+        "tau=3,name=2": "name of Rule must be a string or none, got 2.",
     }.items():
         with pytest.raises(fh.InvalidInput, match=sentence):
             made(options)

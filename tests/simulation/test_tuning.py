@@ -367,7 +367,7 @@ def test_files(task: fh.Task, tmp_path: Path, plant: Callable[[Score], Any]) -> 
 def test_what_has_no_text_cannot_be_in_a_file(task: fh.Task, tmp_path: Path, plant: Callable[[Score], Any]) -> None:
     plant(peak(0.1))
     grid = {"lr": (0.01, 0.1)}
-    with pytest.raises(fh.InvalidInput, match="FedAvg was given as an object; name it by a text"):
+    with pytest.raises(fh.InvalidInput, match="FedAvg was given as an object; name it by a string"):
         fh.tune([fh.FedAvg()], task, grid=grid, rounds=90, k=4).toml()
     with pytest.raises(fh.InvalidInput, match="speeds=.* is an object; give it as a text"):
         fh.tune(["fedavg"], task, grid=grid, rounds=90, k=4, speeds=fh.Pareto(alpha=2.0)).toml()

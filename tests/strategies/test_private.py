@@ -335,10 +335,10 @@ def test_names_show_the_options_but_not_the_seed() -> None:
         ),
         (
             lambda: fh.Private(fh.FedAvg(), 1, 1, noise="sum"),
-            "noise='sum' does not protect the numbers of examples, by which FedAvg weighs uploads; use "
+            "noise='sum' does not protect the numbers of examples, by which FedAvg weights uploads; use "
             r"FedAvg\(by_examples=False\), or noise='upload'",
         ),
-        (lambda: fh.Private(fh.TWAFL(), 1, 1, noise="sum"), "the numbers of examples, by which TWAFL weighs"),
+        (lambda: fh.Private(fh.TWAFL(), 1, 1, noise="sum"), "the numbers of examples, by which TWAFL weights"),
         (lambda: fh.Private(fh.FedAvg(False, ina=True), 1, 1, noise="sum"), "the uploads' lengths, which FedAvg"),
         (lambda: fh.Private(fh.REFL(), 1, 1, noise="sum"), "uploads from REFL"),
         (lambda: fh.Private(type("Own", (fh.FedAvg,), {})(False), 1, 1, noise="sum"), "uploads from Own"),

@@ -126,7 +126,7 @@ def test_texts_and_objects() -> None:
             "there are times of 5 clients, and the task has 3000.",
         ),
         (lambda: as_coupling("colour"), "unknown coupling 'colour'"),
-        (lambda: as_coupling(3), "coupling must be a text or a fedhist.Coupling, got 3."),
+        (lambda: as_coupling(3), "coupling must be a string or a fedhist.Coupling, got 3."),
     ],
 )
 def test_refuses(make: object, sentence: str) -> None:

@@ -47,8 +47,8 @@ def test_texts_and_objects() -> None:
         (lambda: as_network("up=5e6,down"), "cannot be read; write up=5e6,down=20e6,latency=0.05."),
         (lambda: as_network("up=5e6,down=1,lag=2"), "unknown option of network 'lag'"),
         (lambda: as_network("wifi"), "unknown network 'wifi': choose from table."),
-        (lambda: as_network(5), "network must be a text or an object such as fedhist.Network"),
-        (lambda: as_network(fh.Network), "network must be a text or an object such as fedhist.Network"),
+        (lambda: as_network(5), "network must be a string or an object such as fedhist.Network"),
+        (lambda: as_network(fh.Network), "network must be a string or an object such as fedhist.Network"),
     ],
 )
 def test_refuses(make: object, sentence: str) -> None:

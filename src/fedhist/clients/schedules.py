@@ -86,7 +86,7 @@ class _Own:
 
 
 def as_schedule(given: str | Callable[[int], float]) -> Schedule:
-    """Return the schedule that a text such as "cosine:warmup=20" or a function of the round means."""
+    """Return the schedule that a string such as "cosine:warmup=20" or a function of the round means."""
     if isinstance(given, str):
         schedule: Schedule = named("schedule", given, SCHEDULES)
         return schedule

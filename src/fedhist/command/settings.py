@@ -164,7 +164,7 @@ class Settings(dict[str, Any]):
 
 
 def parse_arm(text: str) -> dict[str, Any]:
-    """Return the arm that a text such as ``refl + adam lr=0.1 name="large steps"`` means, as a table in a file has it.
+    """Return the arm that a string such as ``refl + adam lr=0.1 name="large steps"`` means, as files have arms.
 
     The text is divided like a command in a shell. What comes before the first ``option=value`` is the strategy.
     """
@@ -237,12 +237,12 @@ def _one_of_two(given: Mapping[str, Any]) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value that must be a text that files can hold."""
-    require(isinstance(value, (str, Path)), f"{name} must be a text, got {brief(value)}.")
+    """Return a value that must be a string that files can hold."""
+    require(isinstance(value, (str, Path)), f"{name} must be a string, got {brief(value)}.")
     try:
         str(value).encode()
     except UnicodeEncodeError:
-        raise InvalidInput(f"{name} must be a text in UTF-8, got {brief(str(value))}.") from None
+        raise InvalidInput(f"{name} must be a string in UTF-8, got {brief(str(value))}.") from None
     return str(value)
 
 

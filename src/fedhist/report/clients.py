@@ -193,7 +193,7 @@ def boosted(section: Section) -> Figure | str:
     histories = [h for h in weighing if h.method == weighing[0].method]
     found = [(h, facts) for h in histories if (facts := boosts_of(h)) is not None and len(facts["at"]) > 0]
     if not found:
-        return "None of these runs weighs clients by their utility."
+        return "None of these runs weights clients by their utility."
     names = [name for name in found[0][1] if all(name in facts for _, facts in found)]
     columns = {name: np.concatenate([facts[name] for _, facts in found]) for name in names}
     boost = columns["boost"]

@@ -136,7 +136,7 @@ class Tuned:
         for each in self.found:
             arm = each.arm
             if arm.spec is None:
-                raise InvalidInput(f"{arm.name} was given as an object; name it by a text to have it in a file.")
+                raise InvalidInput(f"{arm.name} was given as an object; name it by a string to have it in a file.")
             parts.append(f"\n[[arm]]\n{_toml({'strategy': arm.spec, 'name': arm.name, **_flat(arm.options)})}")
         return "".join(parts)
 
@@ -185,7 +185,7 @@ def _toml(values: Mapping[str, Any]) -> str:
     """Return lines of TOML, or raise if there is more than numbers and texts."""
     for name, value in values.items():
         fits = value is None or isinstance(value, (bool, int, float, str, Path))
-        require(fits, f"{name}={brief(value)} is an object; give it as a text to have it in a file.")
+        require(fits, f"{name}={brief(value)} is an object; give it as a string to have it in a file.")
     return as_toml(values)
 
 
@@ -206,7 +206,7 @@ def _checked(grid: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         listed = isinstance(values, (list, tuple)) and len(values) > 0
         require(listed, f"grid must list values of {name}, as in (0.01, 0.1), got {brief(values)}.")
         plain = all(isinstance(value, (bool, int, float, str)) for value in values)
-        require(plain, f"values of {name} must be numbers or texts, got {brief(values)}.")
+        require(plain, f"values of {name} must be numbers or strings, got {brief(values)}.")
         require(len(set(values)) == len(values), f"grid names a value of {name} twice: {brief(values)}.")
         axes[name] = sorted(values) if is_range(values) else list(values)
     return axes
@@ -274,7 +274,7 @@ def tune(
     first = next(iter(tasks.values()))
     axes = _checked(usual_grid(given[0].trial(first, **about)) if grid is None else grid)
     for name in axes:
-        require(any(has_option(arm, name) for arm in given), f"no arm that is named by a text has {name!r}.")
+        require(any(has_option(arm, name) for arm in given), f"no arm that is named by a string has {name!r}.")
     higher = next((metric.higher for metric in first.metrics if metric.name == first.primary), False)
     guess = _guess([*tasks.values()])
     contests = [_contest(arm, axes, higher, guess) for arm in given]

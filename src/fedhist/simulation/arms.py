@@ -35,7 +35,7 @@ class Arm:
         self, strategy: Strategy | str | Method, *, name: str | None = None, **options: Unpack[ArmOptions]
     ) -> None:
         fits = name is None or (isinstance(name, str) and bool(name.strip()))
-        require(fits, f"name must be a text, got {name!r}.")
+        require(fits, f"name must be a string, got {name!r}.")
         known = [*(each for each in options_of(Trial) if each not in SHARED), "local", "objective"]
         for option in options:
             if option not in known:

@@ -41,7 +41,7 @@ def simulate(strategy: Strategy | str | Method, task: Task | str, **options: Unp
     """Run one method through a K-async simulation.
 
     The options are those of :class:`Trial`, one by one those of :class:`Local`, and those of :func:`simulate_many`.
-    Where an object is expected, a text such as "pareto:alpha=1" will do, as on the command line.
+    Where an object is expected, a string such as "pareto:alpha=1" will do, as on the command line.
     """
     about, how = divided("simulate", options)
     with watching(how.get("on_round")) as how["on_round"]:

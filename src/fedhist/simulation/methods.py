@@ -62,18 +62,18 @@ class _Entry:
 
 
 METHODS: Mapping[str, _Entry] = {
-    "fedavg": _Entry("weighs clients by their number of examples", FedAvg, "FedAvg"),
+    "fedavg": _Entry("weights clients by their number of examples", FedAvg, "FedAvg"),
     "fedprox": _Entry("FedAvg, with clients held near the model they received", Proximal, "FedProx"),
     "moon": _Entry("FedAvg, with clients' features held near the received model's", Contrastive, "MOON"),
     "scaffold": _Entry("FedAvg, with control variates against the drift of many local steps", Scaffold, "SCAFFOLD"),
     "fedasync": _Entry("mixes the model with each client's, by staleness", FedAsync, "FedAsync"),
-    "fedbuff": _Entry("weighs uploads by 1/√staleness and divides by K", FedBuff, "FedBuff"),
+    "fedbuff": _Entry("weights uploads by 1/√staleness and divides by K", FedBuff, "FedBuff"),
     "delayadaptive": _Entry("shortens uploads that are staler than usual", DelayAdaptive, "DelayAdaptive"),
-    "dynsgd": _Entry("weighs uploads by 1/staleness", DynSGD, "DynSGD"),
-    "twafl": _Entry("weighs uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
+    "dynsgd": _Entry("weights uploads by 1/staleness", DynSGD, "DynSGD"),
+    "twafl": _Entry("weights uploads by examples and (e/2)^-staleness", TWAFL, "TWAFL"),
     "wkafl": _Entry("keeps the uploads that agree with the freshest", WKAFL, "WKAFL"),
     "refl": _Entry("boosts stale uploads that deviate from fresh ones", REFL, "REFL"),
-    "port": _Entry("weighs uploads by staleness and by agreement with the model's way since", Port, "Port"),
+    "port": _Entry("weights uploads by staleness and by agreement with the model's way since", Port, "Port"),
     "asyncfeded": _Entry("shortens uploads by how far the model has moved since", AsyncFedED, "AsyncFedED"),
     "momentumapproximation": _Entry("momentum that allows for staleness", MomentumApproximation, "MA-Light"),
     "fadas": _Entry("AMSGrad, with shorter steps in stale rounds", FADAS, "FADAS"),
@@ -84,7 +84,7 @@ METHODS: Mapping[str, _Entry] = {
     "aced": _Entry("averages the last uploads of all clients that are not too old", ACED, "ACED"),
     "area": _Entry("averages the last models of all clients", AREA, "AREA"),
     "nowcast": _Entry("estimates what everybody would upload now", Nowcast, "Nowcast"),
-    "fedhist": _Entry("fuses, weighs and rescales uploads by what history taught", FedHist, "FedHist"),
+    "fedhist": _Entry("fuses, weights and rescales uploads by what history taught", FedHist, "FedHist"),
 }
 
 SHORT = {

@@ -50,7 +50,7 @@ class Trial(ServerOptions):
     """One run to be simulated: a method, on a task, with a seed.
 
     `strategy`, `task`, `local` and `objective` may be objects of one's own. Where another object is expected, such as
-    :class:`Pareto` for `speeds`, a text such as "pareto:alpha=1" will do, as on the command line.
+    :class:`Pareto` for `speeds`, a string such as "pareto:alpha=1" will do, as on the command line.
     """
 
     task: Task = dataclasses.field(kw_only=False, metadata={"help": TASK})

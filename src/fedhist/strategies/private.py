@@ -200,5 +200,5 @@ def why_not_sum(inner: Strategy) -> str | None:
     if isinstance(inner, FedAvg) and inner.ina:
         return f"the uploads' lengths, which {name}(ina=True) uses; use {name}(by_examples=False)"
     if isinstance(inner, (FedAvg, TWAFL)) and inner.by_examples:
-        return f"the numbers of examples, by which {name} weighs uploads; use {name}(by_examples=False)"
+        return f"the numbers of examples, by which {name} weights uploads; use {name}(by_examples=False)"
     return None

@@ -217,7 +217,7 @@ AVAILABILITIES: Mapping[str, Callable[..., Availability]] = {
 
 
 def as_availability(given: object) -> Availability | None:
-    """Return the model that a text such as ``day-night:on=6`` means; an object, or None, is returned as it is."""
+    """Return the model that a string such as ``day-night:on=6`` means; an object, or None, is returned as it is."""
     if given is None:
         return None
     model = named("availability", given, AVAILABILITIES) if isinstance(given, str) else given

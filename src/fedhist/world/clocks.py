@@ -86,7 +86,7 @@ def make_schedule(
     rounds
         How many rounds there are.
     speeds
-        How long clients take: an object such as :class:`LogNormal`, or a text such as "pareto:alpha=1".
+        How long clients take: an object such as :class:`LogNormal`, or a string such as "pareto:alpha=1".
     seed
         Seed of speeds and arrivals.
     concurrency

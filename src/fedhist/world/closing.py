@@ -154,7 +154,7 @@ CLOSINGS: Mapping[str, Callable[..., Closing]] = {
 
 
 def as_closing(given: object, k: int | None) -> Closing:
-    """Return the closing that a text such as ``synchronous:k=10,over_select=1.3`` means; None is the first `k`."""
+    """Return the closing that a string such as ``synchronous:k=10,over_select=1.3`` means; None is the first `k`."""
     if given is None:
         return FirstK(10 if k is None else k)
     closing = named("closing", given, CLOSINGS) if isinstance(given, str) else given

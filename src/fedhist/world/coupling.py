@@ -106,8 +106,8 @@ COUPLINGS: Mapping[str, Callable[..., Coupling]] = {"size": _by_size, "labels": 
 
 
 def as_coupling(given: object) -> Coupling | None:
-    """Return the coupling that a text such as ``labels:labels=[0,1],degree=0.8`` means; an object as it is."""
+    """Return the coupling that a string such as ``labels:labels=[0,1],degree=0.8`` means; an object as it is."""
     coupling = named("coupling", given, COUPLINGS) if isinstance(given, str) else given
     if coupling is None or isinstance(coupling, Coupling):
         return coupling
-    raise InvalidInput(f"coupling must be a text or a fedhist.Coupling, got {brief(given)}.")
+    raise InvalidInput(f"coupling must be a string or a fedhist.Coupling, got {brief(given)}.")

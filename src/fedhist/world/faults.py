@@ -67,7 +67,7 @@ class Faults:
 
 
 def as_faults(given: object) -> Faults | None:
-    """Return the faults that a text such as ``nan=0.01,dropped=0.1`` means; an object is returned as it is."""
+    """Return the faults that a string such as ``nan=0.01,dropped=0.1`` means; an object is returned as it is."""
     faults = build("faults", Faults, parse_options("faults", given, given)) if isinstance(given, str) else given
     if faults is None or isinstance(faults, Faults):
         return faults

@@ -56,7 +56,7 @@ class Network:
 
 
 def as_network(given: object) -> Transfers | None:
-    """Return the network that a text means; an object is returned as it is.
+    """Return the network that a string means; an object is returned as it is.
 
     A text is like ``up=5e6,down=20e6,latency=0.05``, or ``table:file=devices.csv`` for measured devices.
     """
@@ -71,5 +71,5 @@ def as_network(given: object) -> Transfers | None:
             else named("network", given, {"table": DeviceTable})
         )
     fits = callable(getattr(network, "times", None)) and not isinstance(network, type)
-    require(fits, f"network must be a text or an object such as fedhist.Network(up=5e6, down=20e6), got {given!r}.")
+    require(fits, f"network must be a string or an object such as fedhist.Network(up=5e6, down=20e6), got {given!r}.")
     return cast(Transfers, network)

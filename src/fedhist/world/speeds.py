@@ -206,7 +206,7 @@ class SlowGroup:
     speed
         Their share of normal speed.
     others
-        Where normal speed comes from; a text such as "pareto:alpha=1" will do.
+        Where normal speed comes from; a string such as "pareto:alpha=1" will do.
     """
 
     clients: Sequence[int]
@@ -377,7 +377,7 @@ SOURCES: Mapping[str, str] = {
 
 
 def as_speeds(given: object) -> Speeds:
-    """Return the model that a text such as ``lognormal:sigma=1``, a list of times or a function means."""
+    """Return the model that a string such as ``lognormal:sigma=1``, a list of times or a function means."""
     speeds = named("speeds", given, SPEEDS) if isinstance(given, str) else given
     if isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 1:
         speeds = Explicit(np.asarray(given).tolist())

@@ -8,7 +8,7 @@ from fedhist.strategies.base import Strategy
 
 
 class DynSGD(Strategy):
-    """Weigh each upload by the inverse of its staleness: `p_i ∝ 1/τ_i`.
+    """Weight each upload by the inverse of its staleness: `p_i ∝ 1/τ_i`.
 
     Parameters
     ----------

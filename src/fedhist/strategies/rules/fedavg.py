@@ -9,7 +9,7 @@ from fedhist.strategies.base import Strategy
 
 
 class FedAvg(Strategy):
-    """Weigh each upload by its client's number of examples: `p_i ∝ n_i`.
+    """Weight each upload by its client's number of examples: `p_i ∝ n_i`.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 The server keeps the last h global updates `G` and the uploads `L` of the last h rounds. A round has three parts:
 
 EGS  (enhancement of gradient stability) fuses each upload with the least similar past global update       Eqs. 5-7
-HAA  (history-aware aggregation) weighs clients by staleness and by the past utility of their uploads      Eqs. 8-14
+HAA  (history-aware aggregation) weights clients by staleness and by the past utility of their uploads      Eqs. 8-14
 INA  (intelligent norm amplification) gives the aggregate the mean length of the uploads                   Eq. 15
 
 Equations have the numbers of the labels in the paper's source, which skip 9. ``docs/decisions.md`` explains how each

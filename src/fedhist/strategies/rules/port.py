@@ -9,7 +9,7 @@ from fedhist.strategies.lengths import cosine
 
 
 class Port(Strategy):
-    """Weigh uploads by staleness and by how well they agree with where the model has gone since.
+    """Weight uploads by staleness and by how well they agree with where the model has gone since.
 
     `p_i ∝ n_i·(α·S/(S + τ_i) + β·(cos(w_t - w_s, -g_i) + 1)/2)`, τ counted from 0. Where the model has not moved
     since, the cosine is 1. The paper's server also urges clients that are too stale to upload at once; here the first

@@ -9,7 +9,7 @@ from fedhist.strategies.base import Strategy, normalised
 
 
 class REFL(Strategy):
-    """Weigh fresh uploads by 1 and stale ones by `(1-β)/τ + β·(1 - exp(-Λ/Λ_max))`.
+    """Weight fresh uploads by 1 and stale ones by `(1-β)/τ + β·(1 - exp(-Λ/Λ_max))`.
 
     Fresh is the set F of uploads with the smallest staleness in the round. `Λ_i` is the deviation
     `‖(g_i - ĝ)/(|F|+1)‖² / ‖ĝ‖²` of a stale upload from the fresh mean `ĝ`.

@@ -15,7 +15,7 @@ def temporal_weight(staleness: Tensor) -> Tensor:
 
 
 class TWAFL(Strategy):
-    """Weigh each upload by `n_i·(e/2)^-τ_i`.
+    """Weight each upload by `n_i·(e/2)^-τ_i`.
 
     Parameters
     ----------
