@@ -52,7 +52,7 @@ def test_a_machine_without_extras_and_data(no_extras: None, tmp_path: Path, monk
     assert findings["report"]["found"] == "not installed; for fedhist report"
     assert findings["digits"]["state"] == "fine"
     assert findings["cifar10"]["found"] == "to be downloaded to ~/.cache/fedhist", "not the user's name"
-    assert findings["cifar10"]["remedy"] == "fedhist run --dataset cifar10"
+    assert findings["cifar10"]["remedy"] == "fedhist run --dataset cifar10 --rounds 1"
     assert "simulation" not in findings and not verdict.startswith("fedhist cannot")
 
 

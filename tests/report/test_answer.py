@@ -128,7 +128,7 @@ def test_a_method_that_never_gets_there() -> None:
     text = said(*(sync(s, None) for s in range(2)), *(async_(s, 4) for s in range(2)))
     assert text == (
         "In time, yes: async reaches 50 % first, at the virtual time 4.00 against at least 100 with sync, at least "
-        "25.0 times as fast (95 % interval 25.0 to 25.0, 2 seeds). Not reached within 100: 2 of 2 runs of sync, "
+        "25.0 times as fast (95 % interval 25.0 to 25.0, 2 seeds). Not reached by the end: 2 of 2 runs of sync, "
         "counted as if reached then."
     )
     text = said(sync(0, None), async_(0, 4))
@@ -149,7 +149,7 @@ def test_runs_that_do_not_get_there_are_bounds_or_named() -> None:
     text = said(*(sync(s, 4 if s else None) for s in range(3)), *(async_(s, 4) for s in range(3)))
     # Ratios of at least 25, and of 10 and 10.
     assert "against at least 54.3 with sync, at least 13.6 times as fast" in text and "3 seeds). Up to there" in text
-    assert "Not reached within 100: 1 of 3 runs of sync, counted as if reached then." in text
+    assert "Not reached by the end: 1 of 3 runs of sync, counted as if reached then." in text
     text = said(sync(0, None, pace=0.3), *(sync(s, 4) for s in (1, 2)), *(async_(s, 4) for s in range(3)))
     assert "Not counted: 1 of 3 runs of sync, which did not reach it within 3.00." in text and "2 seeds)" in text
     # The sooner one missed it in a seed: no verdict from those in which it was lucky.

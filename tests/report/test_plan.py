@@ -175,7 +175,7 @@ def test_one_seed_is_never_sure(found: Callable[..., Findings]) -> None:
 
 def test_one_kind_alone_says_nothing_of_the_other(found: Callable[..., Findings]) -> None:
     findings = found({"asynchronous K=1": [11, 12], "asynchronous K=4": [10, 11]})
-    assert "Only asynchronous arms were run, so that it says nothing of others." in findings.sentences()[0]
+    assert "Only asynchronous arms were run, so this says nothing about others." in findings.sentences()[0]
 
 
 def test_limits_are_named(found: Callable[..., Findings]) -> None:

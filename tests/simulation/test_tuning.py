@@ -114,7 +114,7 @@ def test_a_grid_is_widened_where_its_best_lies_at_an_end(task: fh.Task, plant: C
     tuned = fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03, 0.1, 0.3)}, rounds=90, k=4)
     assert tuned.best == {"FedAvg": {"lr": 2.7}}
     assert tuned.found[0].widened == {"lr": [0.9, 2.7, 8.1]} and tuned.found[0].edges == {}
-    assert tuned.notes() == ["FedAvg: lr was widened by 0.9, 2.7, 8.1."]
+    assert tuned.notes() == ["FedAvg: lr was also tried at 0.9, 2.7, 8.1, beyond what was given."]
     plant(peak(1e-6))
     tuned = fh.tune(["fedavg"], task, grid={"lr": (0.01, 0.03, 0.1, 0.3)}, rounds=90, k=4, widen=1)
     assert tuned.best == {"FedAvg": {"lr": 0.00333}} and tuned.found[0].edges == {"lr": -1}
@@ -369,7 +369,7 @@ def test_what_has_no_text_cannot_be_in_a_file(task: fh.Task, tmp_path: Path, pla
     grid = {"lr": (0.01, 0.1)}
     with pytest.raises(fh.InvalidInput, match="FedAvg was given as an object; name it by a string"):
         fh.tune([fh.FedAvg()], task, grid=grid, rounds=90, k=4).toml()
-    with pytest.raises(fh.InvalidInput, match="speeds=.* is an object; give it as a text"):
+    with pytest.raises(fh.InvalidInput, match="speeds=.* is an object; give it as a string"):
         fh.tune(["fedavg"], task, grid=grid, rounds=90, k=4, speeds=fh.Pareto(alpha=2.0)).toml()
 
 

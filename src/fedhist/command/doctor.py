@@ -214,7 +214,7 @@ def _data(data_dir: Path | None) -> Iterator[Finding]:
 
     for name, _, where in whereabouts(data_folders(data_dir)):
         text, _, command = where.text.partition(": ")
-        download = "" if command else f"fedhist run --dataset {name}"
+        download = "" if command else f"fedhist run --dataset {name} --rounds 1"
         yield Finding(
             "Data", name, _private(text), FINE if where.found else OPTIONAL, "" if where.found else command or download
         )

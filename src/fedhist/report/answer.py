@@ -118,7 +118,7 @@ def _compared(sync: _Way, async_: _Way, mark: str) -> list[str]:
         f"{other.method}, {least}{amount(factor.mean)} times as fast ({interval_text(factor)})."
     )
     bound = (
-        f"Not reached within {amount(max(late.values(), default=0.0))}: {len(late)} of "
+        f"Not reached by the end: {len(late)} of "
         f"{counted(other.seeds, 'run')} of {other.method}, counted as if reached then."
     )
     price = [] if both is None else [_price(first, other)]

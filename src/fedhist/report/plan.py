@@ -124,7 +124,7 @@ class Findings:
         """Return how sure it is that the soonest arm is sooner than all of the other kind."""
         other = "synchronous" if first.regime.asynchronous else "asynchronous"
         if rival is None and all(each.asynchronous == first.regime.asynchronous for each in self.swept.sweep.late):
-            return f"only {_kind(first)} arms were run, so that it says nothing of others"
+            return f"only {_kind(first)} arms were run, so this says nothing about others"
         lead = None if rival is None else self._lead(first, rival)
         doubt = ""
         if len(first.histories) == 1:

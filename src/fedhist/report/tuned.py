@@ -122,7 +122,7 @@ class Tuned:
                 )
             for name, values in each.widened.items():
                 listed = ", ".join(map(value_text, values))
-                said.append(f"{each.arm.name}: {name} was widened by {listed}.")
+                said.append(f"{each.arm.name}: {name} was also tried at {listed}, beyond what was given.")
             for name, side in each.edges.items():
                 end = "upper" if side > 0 else "lower"
                 said.append(
