@@ -223,7 +223,9 @@ def build(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> An
     return make(**options)
 
 
-SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+KNOWN = frozenset({"fedhist", "torch", "numpy"}) | sys.stdlib_module_names
+"""Packages whose code has versions of its own."""
+SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "none"}
 """Types that a text can be checked for, and what they are called."""
 
 
@@ -251,6 +253,17 @@ def arguments(thing: object) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in known if hasattr(thing, name)}
 
 
+def is_users(module: str | None) -> bool:
+    """Whether a module, by its name, is a file of the user's, and not of a package that has versions of its own."""
+    name = str(module).partition(".")[0]
+    return name not in KNOWN and in_no_library(getattr(sys.modules.get(name), "__file__", None))
+
+
+def in_no_library(file: str | None) -> bool:
+    """Whether a file was not installed as part of a package."""
+    return not {"site-packages", "dist-packages"}.intersection(Path(file or "").parts)
+
+
 def _look_here() -> None:
     """Let modules be found where users run a command: last, so that they hide nothing."""
     if str(Path.cwd()) not in sys.path:
@@ -265,6 +278,14 @@ def names_module(text: str) -> bool:
     return False
 
 
+def reason_and_place(error: BaseException) -> str:
+    """Return what an error in a user's code says, and the line of theirs that it comes from."""
+    here, frames = str(Path(__file__).parent), traceback.extract_tb(error.__traceback__)
+    theirs = [each for each in frames if in_no_library(each.filename) and not each.filename.startswith((here, "<"))]
+    place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    return f"{reason(error)}{place}"
+
+
 def imported(kind: str, name: str) -> Any:
     """Return what is at ``package.module:name``, the same object each time."""
     module, _, attribute = name.partition(":")
@@ -277,9 +298,9 @@ def imported(kind: str, name: str) -> Any:
         theirs = f"{module}.".startswith(f"{error.name}.")
         hint = "; run this where it lies, or put its folder on PYTHONPATH" if theirs else ""
         raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}{hint}.") from error
+    except (AttributeError, SyntaxError) as error:
+        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}.") from error
     except (Exception, SystemExit) as error:  # whatever the module does when it is imported
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, (AttributeError, SyntaxError)) else f" ({last.filename}, line {last.lineno})"
-        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason(error)}{where}.") from error
+        raise InvalidInput(f"{kind}={brief(name)} cannot be imported: {reason_and_place(error)}.") from error
     require(callable(found), f"{kind}={brief(name)} must name a function or a class, got {type(found).__name__}.")
     return found

@@ -82,17 +82,37 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path: Path) -> None:
 
 
 MINE = """
+import functools
+import torch
 import fedhist as fh
+import rules_package.inner
 from rules_beside import shared
 import rules_beside
 
-POWER, TABLE, memo, calls = 2, {"a": 1}, {}, 0
+POWER, TABLE, memo, calls, levels, _FILLED = 2, {"a": 1}, {}, 0, (1.0, 2.0), {}
+STEPS = torch.tensor([1.0, 4.0])
+
+class Setting:
+    def __init__(self, decay):
+        self.decay = decay
+
+SETTING = Setting(0.5)
+
+@functools.lru_cache
+def cached(n):
+    return n + 1
 
 def share(tau):
+    "Share it."
+    from rules_apart import apart
     global calls
     calls += 1
-    memo[calls] = tau
-    return shared(tau) * rules_beside.other(tau) / tau**POWER * TABLE["a"]
+    memo[calls] = _FILLED[calls] = tau
+    def inner():
+        "Inside."
+        return levels[1] * STEPS[1] * SETTING.decay
+    own = cached(1) * apart() * inner() * rules_package.inner.deep()
+    return own * shared(tau) * rules_beside.other(tau) / tau**POWER * TABLE["a"]
 
 class Clients:
     uses_previous = False
@@ -103,9 +123,9 @@ class Clients:
 
 class Rule(fh.Strategy):
     normalise = True
-    def __init__(self):
+    def __init__(self, a=1):
         super().__init__()
-        self.objective = Clients()
+        self.objective, self.kept = Clients(), 2 * a
     def weights(self, arrivals):
         "Say how."
         return share(arrivals.staleness)  # so
@@ -116,15 +136,32 @@ def shared(tau):
 def other(tau):
     return 1
 """
+FILES = {
+    "rules_of_mine.py": MINE,
+    "rules_beside.py": BESIDE,
+    "rules_apart.py": "def apart():\n    return 6\n",
+    "rules_package/__init__.py": "",
+    "rules_package/inner.py": "def deep():\n    return 7\n",
+}
 SAME = {
     "comments": ("# so", "# so and so"),
     "texts": ("Say how.", "Say how and why."),
-    "what is counted": ('memo, calls = 2, {"a": 1}, {}, 0', 'memo, calls = 2, {"a": 1}, {3: 4}, 5'),
+    "texts of what lies inside": ("Inside.", "Within."),
+    "what is counted": ("{}, 0, (", "{3: 4}, 5, ("),
+    "what is filled": ("2.0), {}", "2.0), {1: 2}"),
     "lines": ("class Rule", "\n\n\nclass Rule"),
 }
 OTHER = {
     "a function": ("tau**POWER", "tau / POWER"),
-    "a constant": ("calls = 2", "calls = 3"),
+    "a constant": ("_FILLED = 2", "_FILLED = 3"),
+    "constants in brackets": ("(1.0, 2.0)", "(1.0, 3.0)"),
+    "a tensor": ("[1.0, 4.0]", "[1.0, 5.0]"),
+    "what an object has": ("Setting(0.5)", "Setting(0.6)"),
+    "what an object does": ("self.decay = decay", "self.decay = 2 * decay"),
+    "a cached function": ("n + 1", "n + 2"),
+    "a module of a package": ("return 7", "return 8"),
+    "a module that is imported on the way": ("return 6", "return 8"),
+    "what a strategy keeps": ("2 * a", "3 * a"),
     "a table": ('{"a": 1}', '{"a": 2}'),
     "an attribute": ("normalise = True", "normalise = False"),
     "another module": ("tau / tau", "tau"),
@@ -135,13 +172,13 @@ OTHER = {
 
 def rule(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: str = "") -> fh.Strategy:
     """Return a strategy from a user's files, which are imported anew after a change."""
-    folder.mkdir()
-    for name, text in (("rules_of_mine", MINE), ("rules_beside", BESIDE)):
-        (folder / f"{name}.py").write_text(text.replace(old, new) if old else text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with monkeypatch.context() as path:
-        path.syspath_prepend(folder)
-        return cast(fh.Strategy, importlib.import_module("rules_of_mine").Rule())
+    (folder / "rules_package").mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text.replace(old, new) if old else text)
+    for name in [each for each in sys.modules if each.startswith("rules_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder)
+    return cast(fh.Strategy, importlib.import_module("rules_of_mine").Rule())
 
 
 @pytest.mark.parametrize("what", [*SAME, *OTHER])

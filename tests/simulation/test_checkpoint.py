@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedhist as fh
 from fedhist.simulation.checkpoint import CheckpointWarning
@@ -225,19 +224,6 @@ def test_another_trainer_is_refused(make_task: Callable[..., fh.Task], tmp_path:
         fh.simulate("fedavg", task, **options(trainer="reference"), checkpoint=tmp_path)
 
 
-def test_a_strategy_that_would_forget_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
-    class Counting(fh.FedAvg):
-        seen = 0
-
-        def forward(self, arrivals: fh.Arrivals) -> Tensor:
-            self.seen += 1
-            return super().forward(arrivals)
-
-    with pytest.raises(fh.InvalidInput, match="Counting changes its attribute 'seen', which is not a buffer"):
-        fh.simulate(Counting(), make_task(), **options(), checkpoint=tmp_path)
-    assert fh.simulate(Counting(), make_task(), **options()).rounds == ROUNDS
-
-
 def test_a_folder_that_cannot_be(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(fh.InvalidInput, match="cannot be written: Not a directory"):
@@ -256,31 +242,6 @@ def test_defences_under_attack_are_resumed_to_the_bit(
     with pytest.raises(Stopped):
         fh.simulate(method, task, **given, checkpoint=tmp_path, checkpoint_every=0, on_round=stop_after(8))
     assert_same(fh.simulate(method, task, **given, checkpoint=tmp_path), whole)
-
-
-@pytest.mark.parametrize("kind", ["array", "deque", "generator", "unsaved buffer", "late buffer"])
-def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task], tmp_path: Path, kind: str) -> None:
-    class Hiding(fh.FedAvg):
-        def setup(self, *arguments: Any, **more: Any) -> Any:
-            super().setup(*arguments, **more)
-            self.array, self.deque, self.generator = np.zeros(3), deque([1]), torch.Generator()
-            self.register_buffer("unsaved", torch.zeros(2), persistent=False)
-            self.register_buffer("late", None)
-            return self
-
-        def forward(self, arrivals: fh.Arrivals) -> Tensor:
-            change = {
-                "array": lambda: self.array.__setitem__(0, self.array[0] + 1),
-                "deque": lambda: self.deque.append(2),
-                "generator": lambda: torch.rand(1, generator=self.generator),
-                "unsaved buffer": lambda: self.unsaved.add_(1),
-                "late buffer": lambda: setattr(self, "late", torch.zeros(3)),
-            }
-            change[kind]()
-            return super().forward(arrivals)
-
-    with pytest.raises(fh.InvalidInput, match="which is not a buffer, so a checkpoint would lose it"):
-        fh.simulate(Hiding(), make_task(), **options(), checkpoint=tmp_path)
 
 
 def test_one_process_at_a_time(make_task: Callable[..., fh.Task], tmp_path: Path) -> None:

@@ -150,15 +150,17 @@ def run(
             warnings.simplefilter("ignore", SplitNotice)
             tasks = {split: cell.task(data_dir) for split, cell in {cell.split: cell for cell in batch}.items()}
         trials = [cell.trial(tasks[cell.split]) for cell in batch]
+        codes = [version_of(trial.method) for trial in trials]  # before a strategy runs, which may fill tables
         started = time.perf_counter()
         try:
             histories = simulate_many(trials, device=device, engine=engine)
         except DivergedError as error:  # all of them have
             histories = list(error.histories)
         took = time.perf_counter() - started
-        for cell, trial, history in zip(batch, trials, histories, strict=True):
+        for cell, trial, code, history in zip(batch, trials, codes, histories, strict=True):
+            result = _result(cell, trial, history) | ({} if code is None else {"code": code})
             with whole_file(folder / f"{cell.key}.json") as part:
-                part.write_text(json.dumps(_result(cell, trial, history) | _circumstances(took, len(batch), device)))
+                part.write_text(json.dumps(result | _circumstances(took, len(batch), device)))
 
 
 def _batches(alike: Iterable[Sequence[Cell]], most: int) -> Iterator[Sequence[Cell]]:
@@ -171,7 +173,6 @@ def _batches(alike: Iterable[Sequence[Cell]], most: int) -> Iterator[Sequence[Ce
 def _result(cell: Cell, trial: Trial, history: History) -> dict[str, Any]:
     task, rounds = trial.task, _evaluations(cell.rounds, cell.eval_every)
     about = {"cell": asdict(cell), "round": rounds, "parameters": task.layout.size}
-    about |= {} if (code := version_of(trial.method)) is None else {"code": code}
     if history.diverged:  # a model of NaN is no better than guessing, however good it was some evaluations ago
         guess = 1 / task.num_classes
         curves = {"accuracy": [guess] * len(rounds), "loss": [None] * len(rounds)}

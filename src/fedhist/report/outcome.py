@@ -30,9 +30,11 @@ class Outcome:
 
     @cached_property
     def costs(self) -> dict[str, dict[int, float]]:
-        """What each seed that reaches the target has spent by then, by axis."""
+        """What each seed that reaches the target in time has spent by then, by axis."""
         live = [each for each in self.histories if not each.diverged]
-        return {axis: reached(live, self.target, axis) for axis in AXES}
+        found = {axis: reached(live, self.target, axis) for axis in AXES}
+        late = {seed for seed, time in found["time"].items() if time > self.until}  # where uploads dropped out
+        return {axis: {seed: each for seed, each in own.items() if seed not in late} for axis, own in found.items()}
 
     @property
     def times(self) -> dict[int, float]:

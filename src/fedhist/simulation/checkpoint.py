@@ -197,6 +197,8 @@ class Checkpoints:
         if self.folder is not None:
             self._lock.enter_context(claimed(self.folder, "runs-*"))
             try:
+                for i in range(len(plans)):  # before a strategy runs, which may fill a table of its module
+                    self._described(i)
                 self._kept = {
                     self._name(state): state for state in self.found()
                 }  # read once; saving again replaces them

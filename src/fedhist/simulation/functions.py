@@ -3,17 +3,19 @@
 import contextlib
 import dis
 import functools
+import importlib.util
 import inspect
 import sys
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fedhist.options import KNOWN, in_no_library, is_users
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import Trial
 from fedhist.store.arrays import checksum
@@ -22,8 +24,8 @@ from fedhist.world.given import Computed
 PLAIN = int, float, complex, str, bytes, bool, type(None), type(...)
 """Types whose values are told apart by their texts."""
 CONTAINERS = tuple, list, dict, set, frozenset
-KNOWN = frozenset({"fedhist", "torch", "numpy"}) | sys.stdlib_module_names
-"""Packages whose code has versions of its own."""
+WRAPPERS = functools.partial, functools.cached_property, functools.partialmethod, staticmethod, classmethod, property
+ARRAYS = Tensor, np.ndarray
 
 
 def code_of(trial: Trial, model: nn.Module) -> dict[str, str]:
@@ -47,7 +49,11 @@ def version_of(method: Method) -> str | None:
 
 
 def _rules(method: Method) -> list[Any]:
-    return [*dict.fromkeys(map(type, method.strategy.modules())), method.objective]
+    """Return the classes of a method, what a user's strategies have in attributes, and what its clients minimise."""
+    parts = [*method.strategy.modules()]
+    common = vars(nn.Module()).keys()
+    kept = [{k: v for k, v in vars(each).items() if k not in common} for each in parts if _followed(each, ())]
+    return [*dict.fromkeys(map(type, parts)), *kept, method.objective]
 
 
 def _checksum(text: str) -> str:
@@ -71,17 +77,24 @@ def described(*things: Any) -> str:
 
 
 def _package(thing: Any) -> str:
-    module = getattr(thing, "__module__", None) or getattr(type(thing), "__module__", None)
+    return _package_of(getattr(thing, "__module__", None) or getattr(type(thing), "__module__", None))
+
+
+def _package_of(module: Any) -> str:
     return str(module).partition(".")[0]
 
 
 def _followed(thing: Any, homes: Any) -> bool:
     """Whether something is a user's: of a file of theirs, or of the package of what is described."""
-    name = thing.__name__.partition(".")[0] if isinstance(thing, ModuleType) else _package(thing)
-    if name in KNOWN:
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name in homes or not {"site-packages", "dist-packages"}.intersection(Path(file).parts)
+    name = _package_of(thing.__name__) if isinstance(thing, ModuleType) else _package(thing)
+    return (name in homes and name not in KNOWN) or is_users(name)
+
+
+def _module(name: str) -> ModuleType | None:
+    """Return a user's module that a function imports."""
+    package = _package_of(name)
+    found = None if package in KNOWN else importlib.util.find_spec(package)
+    return importlib.import_module(name) if found is not None and in_no_library(found.origin) else None
 
 
 def _line(thing: Any, homes: Any) -> str:
@@ -90,14 +103,23 @@ def _line(thing: Any, homes: Any) -> str:
         return repr(thing)
     if isinstance(thing, CONTAINERS):
         return f"{type(thing).__name__} of {len(thing)}"
+    if isinstance(thing, ARRAYS):
+        values = thing.detach().cpu().numpy() if isinstance(thing, Tensor) else thing
+        return f"{values.dtype} {values.shape} {'' if values.dtype.hasobject else checksum(values)}"
+    if isinstance(thing, torch.jit.ScriptFunction):
+        return str(thing.code)
     name = getattr(thing, "__qualname__", None) or f"a {type(thing).__qualname__}"
-    code = _code(thing.__code__, thing.__doc__) if isinstance(thing, FunctionType) and _followed(thing, homes) else ""
+    code = _code(thing.__code__) if isinstance(thing, FunctionType) and _followed(thing, homes) else ""
     return f"{_package(thing)} {name} {code}"
 
 
-def _code(code: CodeType, doc: str | None) -> str:
-    consts = [each for each in code.co_consts if each != doc]
-    inner = [_code(each, None) if isinstance(each, CodeType) else _constant(each) for each in consts]
+def _code(code: CodeType) -> str:
+    """Return what code does: without its documentation, which comes first among its constants."""
+    has_docstring = 0x4000000  # a flag from Python 3.13 on; before, functions without a text begin with None
+    documented = code.co_name[0] != "<" if sys.version_info < (3, 13) else code.co_flags & has_docstring
+    skipped = int(bool(documented) and isinstance(next(iter(code.co_consts), None), str))
+    consts = code.co_consts[skipped:]
+    inner = [_code(each) if isinstance(each, CodeType) else _constant(each) for each in consts]
     return f"{code.co_code.hex()} {code.co_names} {inner}"
 
 
@@ -112,12 +134,16 @@ def _parts(thing: Any, homes: Any) -> Iterator[Any]:
         yield from (part for pair in thing.items() for part in pair)
     elif isinstance(thing, CONTAINERS):
         yield from sorted(thing, key=repr) if isinstance(thing, (set, frozenset)) else thing
-    elif isinstance(thing, functools.partial):
+    elif isinstance(thing, (functools.partial, functools.partialmethod)):
         yield from (thing.func, thing.args, thing.keywords)
-    elif isinstance(thing, (staticmethod, classmethod)) or inspect.ismethod(thing):
-        yield thing.__func__
+    elif isinstance(thing, functools.cached_property):
+        yield thing.func
     elif isinstance(thing, property):
         yield from (thing.fget, thing.fset)
+    elif isinstance(thing, (staticmethod, classmethod)) or inspect.ismethod(thing):
+        yield thing.__func__
+    elif hasattr(thing, "__wrapped__") and not isinstance(thing, (FunctionType, type)):  # as functools.cache has it
+        yield thing.__wrapped__
     elif not _followed(thing, homes):
         return
     elif isinstance(thing, FunctionType):
@@ -129,7 +155,7 @@ def _parts(thing: Any, homes: Any) -> Iterator[Any]:
         named = ((name, each) for name, each in sorted(vars(thing).items()) if name[:2] != "__" or callable(each))
         yield from (part for name, each in named if not name.startswith("_abc_") for part in (name, each))
     else:
-        yield type(thing)
+        yield from (type(thing), getattr(thing, "__dict__", {}))
 
 
 def _closed_over(function: FunctionType) -> Iterator[Any]:
@@ -139,26 +165,35 @@ def _closed_over(function: FunctionType) -> Iterator[Any]:
 
 
 def _globals(function: FunctionType, homes: Any) -> Iterator[Any]:
-    """Return the functions, classes and constants of a user's that a function has the names of.
-
-    What it assigns to is no constant, and neither is a list or a dict, unless its name is in capitals.
-    """
+    """Return the functions, classes and constants of a user's that a function has the names of."""
     code = [function.__code__]
     for each in code:
         code.extend(part for part in each.co_consts if isinstance(part, CodeType))
+    steps = [step for each in code for step in dis.get_instructions(each)]
     names = dict.fromkeys(name for each in code for name in each.co_names)
-    assigned = {step.argval for each in code for step in dis.get_instructions(each) if step.opname == "STORE_GLOBAL"}
-    for name in names:
-        value = function.__globals__.get(name)
-        if isinstance(value, ModuleType) and _followed(value, homes):
-            yield from (vars(value)[each] for each in names if _is_constant(each, vars(value).get(each), homes))
-        elif name not in assigned and _is_constant(name, value, homes):
-            yield from (name, value)
+    assigned = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}  # no constants
+    spaces = [{name: value for name, value in function.__globals__.items() if name not in assigned}]
+    for step in steps:
+        if step.opname == "IMPORT_NAME":
+            with contextlib.suppress(Exception):  # which the function will raise itself
+                spaces.append({"": _module(step.argval)})
+    seen = set[int]()
+    for space in spaces:
+        for name in ("", *names):
+            value = space.get(name)
+            if not isinstance(value, ModuleType):
+                yield from (name, value) if _is_constant(name, value, homes) else ()
+            elif id(value) not in seen and _followed(value, homes):
+                seen.add(id(value))
+                spaces.append(vars(value))
 
 
 def _is_constant(name: str, value: Any, homes: Any) -> bool:
-    if isinstance(value, CONTAINERS):
-        return name.isupper()
-    if isinstance(value, PLAIN):
+    """Whether what a name stands for stays: not a list or a dict, unless the name is in capitals without a dash."""
+    if isinstance(value, (list, dict, set)):
+        return name.isupper() and name[0] != "_"
+    if isinstance(value, (*PLAIN, tuple, frozenset)):
         return value is not None
-    return isinstance(value, functools.partial) or (isinstance(value, (FunctionType, type)) and _followed(value, homes))
+    if isinstance(value, (*WRAPPERS, *ARRAYS, torch.jit.ScriptFunction)):
+        return True
+    return _followed(getattr(value, "__wrapped__", value), homes)

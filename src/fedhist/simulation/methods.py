@@ -8,8 +8,17 @@ from functools import partial
 from typing import cast
 
 from fedhist.clients.objectives import Contrastive, Objective, Proximal, TaskLoss
-from fedhist.errors import InvalidInput, brief, reason, require
-from fedhist.options import arguments, build, imported, names_module, parse_options, parse_spec, require_annotated
+from fedhist.errors import FedHistError, InvalidInput, brief, require
+from fedhist.options import (
+    arguments,
+    build,
+    imported,
+    names_module,
+    parse_options,
+    parse_spec,
+    reason_and_place,
+    require_annotated,
+)
 from fedhist.strategies import (
     ACED,
     AREA,
@@ -171,11 +180,11 @@ def _first(spec: str) -> Method:
         require_annotated(kind, options)
         try:
             made = build(own, kind, options)
-        except (ValueError, TypeError, KeyError, AssertionError) as error:
-            if isinstance(error, InvalidInput):
+            method, kept = as_method(made), arguments(made)
+        except (Exception, SystemExit) as error:  # whatever a constructor does
+            if isinstance(error, FedHistError):
                 raise
-            raise InvalidInput(f"{brief(spec)}: {reason(error)}.") from error
-        method, kept = as_method(made), arguments(made)
+            raise InvalidInput(f"{brief(spec)}: {reason_and_place(error)}.") from error
         hidden = ", ".join(f"{name}={value!r}" for name, value in options.items() if name not in kept)
         return replace(method, name=f"{method.name}({hidden})".replace(")(", ", ")) if hidden else method
     if name.replace("-", "") not in METHODS and name not in SHORT and names_module(module):

@@ -18,6 +18,7 @@ from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, brief, number, positive, rate, reason, require, whole
 from fedhist.simulation.arms import Arm, varied
 from fedhist.simulation.engine import simulate_many
+from fedhist.simulation.functions import version_of
 from fedhist.simulation.hooks import watching
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import Trial
@@ -317,7 +318,9 @@ def _rank(history: History, target: float, until: float) -> tuple[float, ...]:
         return 3.0, -float(history.rounds)
     time = history.cost_to(target)
     signed = -value if history.metrics[history.primary] else value
-    return (1.0, time, signed) if time is not None else (2.0, signed, math.inf if loss is None else loss)
+    return (
+        (1.0, time, signed) if time is not None and time <= until else (2.0, signed, math.inf if loss is None else loss)
+    )
 
 
 def _two_digits(value: float, up: bool) -> float:
@@ -352,7 +355,8 @@ def carry_out(
         else:
             choice = chosen(sweep, simulated("choosing rates", sweep.candidates(), states))
             if done is not None and states is not None:
-                stored = {"target": choice.target, "rates": {each.name: rate_ for each, rate_ in choice.rates.items()}}
+                rates = {each.name: rate_ for each, rate_ in choice.rates.items()}
+                stored = {"target": choice.target, "rates": rates, "code": _code(sweep)}
                 with whole_file(done) as part:
                     part.write_text(json.dumps(stored) + "\n")
         if states is not None:
@@ -372,6 +376,13 @@ def _read(file: Path, sweep: Sweep) -> Choice:
         rates = {each: stored["rates"][each.name] for each in sweep.run}
         target = number("target", stored["target"])
         require(all(own in sweep.rates[each.k] for each, own in rates.items()), "its rates are others")
+        changed = stored["code"] != _code(sweep)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedHistError(f"{file} cannot be read: {reason(error)}.") from error
+    require(not changed, f"the code of a method has changed since {file} was written; use another folder.")
     return Choice(target, rates)
+
+
+def _code(sweep: Sweep) -> dict[str, str | None]:
+    """Return checksums of the code of users' methods."""
+    return {kind: version_of(method) for kind, method in sweep.methods.items()}

@@ -19,6 +19,7 @@ from fedhist.data.task import Task
 from fedhist.errors import DivergedError, FedHistError, InvalidInput, reason, require
 from fedhist.simulation.candidates import Contest, Outcome, Tried, judged
 from fedhist.simulation.engine import simulate_many, stop_of
+from fedhist.simulation.functions import version_of
 from fedhist.simulation.regroup import carry_over
 from fedhist.simulation.sampling import BATCHES, Sampler
 from fedhist.simulation.search import Point, beyond, further, nearer, points, survivors
@@ -267,7 +268,7 @@ def _rounds(trial: Trial, since: float, fraction: float) -> int:
 
 def _digest(trials: Sequence[Trial], fraction: float) -> str:
     """Return a checksum of all that decides the outcomes of a step."""
-    about = [[trial.method.name, trial.task.name, trial.described()] for trial in trials]
+    about = [[trial.method.name, version_of(trial.method), trial.task.name, trial.described()] for trial in trials]
     return hashlib.blake2b(json.dumps([__version__, fraction, about]).encode(), digest_size=16).hexdigest()
 
 

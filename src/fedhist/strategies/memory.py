@@ -2,13 +2,18 @@
 
 import contextlib
 import copy
+import itertools
+import random
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedhist.errors import FedHistError, InvalidInput
+from fedhist.options import is_users, reason_and_place
 from fedhist.store.arrays import checksum
 from fedhist.strategies.arrivals import Arrivals
 from fedhist.strategies.base import Strategy
@@ -27,7 +32,12 @@ def prepared(
     own = copy.deepcopy(strategy)
     if seed is not None:
         own.seeded(seed)
-    own.setup(num_clients, k, num_params, device)
+    try:
+        own.setup(num_clients, k, num_params, device)
+    except Exception as error:
+        if isinstance(error, FedHistError) or not any(is_users(type(part).__module__) for part in own.modules()):
+            raise
+        raise InvalidInput(f"setup() of {type(strategy).__name__} failed: {reason_and_place(error)}.") from error
     if dtype == torch.float64:
         own.widen()
     return own
@@ -58,9 +68,10 @@ def smaller(strategy: Strategy, size_of: Callable[[Strategy], int], room: float)
         other = copy.deepcopy(strategy)
         holders = [(part, name) for part in other.modules() for name in options if hasattr(part, name)]
         if {name for _, name in holders} == options.keys():
-            for part, name in holders:
-                setattr(part, name, options[name])
-            if (size := size_of(other)) <= room:
+            with contextlib.suppress(AttributeError):  # a property of a user's class
+                for part, name in holders:
+                    setattr(part, name, options[name])
+            if 0 < (size := size_of(other)) <= room:  # 0 is of a user's class that refuses them
                 return ", ".join(f"{name}={value}" for name, value in options.items()), size
     return None
 
@@ -98,18 +109,35 @@ def changed_outside_buffers(strategy: Strategy, before: dict[str, object]) -> st
     return next((name for name in now.keys() | before.keys() if now.get(name) != before.get(name)), None)
 
 
-def _fingerprint(value: object) -> object:
-    """Return something that changes when a value does; None for objects that hardly hold state, such as functions."""
+def _fingerprint(value: object, inside: tuple[int, ...] = ()) -> object:
+    """Return something that changes when a value does; None for what hardly holds state, such as functions."""
+    if id(value) in inside:
+        return None
+    inside = *inside, id(value)
     if isinstance(value, torch.Generator):
         value = value.get_state()
+    elif isinstance(value, random.Random):
+        value = value.getstate()
     elif isinstance(value, np.random.Generator):
         value = repr(value.bit_generator.state)
+    elif isinstance(value, np.random.RandomState):
+        value = repr(value.get_state(legacy=False))
+    elif isinstance(value, itertools.count):
+        value = repr(value)
     elif isinstance(value, dict):
         value = list(value.items())
+    elif _holds_state(value):
+        value = [*vars(value).items()]
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if isinstance(value, np.ndarray):
         return checksum(value)
     if isinstance(value, (list, tuple, deque)):
-        return [_fingerprint(each) for each in value]
+        return [_fingerprint(each, inside) for each in value]
     return repr(value) if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))) else None
+
+
+def _holds_state(value: object) -> bool:
+    """Whether something is an object of a user's class, or of the one that is only there to hold values."""
+    own = is_users(type(value).__module__) and not isinstance(value, (type, torch.nn.Module))
+    return isinstance(value, SimpleNamespace) or (own and hasattr(value, "__dict__"))
