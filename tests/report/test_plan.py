@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedhist as fh
+from fedhist.report.outcome import Outcome
 from fedhist.report.plan import Findings
 from fedhist.simulation.methods import as_method
 from fedhist.simulation.sweep import KINDS, Choice, Regime, Sweep, Swept, regimes
@@ -152,6 +153,16 @@ def test_runs_that_do_not_get_there_count_as_the_whole_time(found: Callable[...,
     some = found({"synchronous K=4": [50, None, 50], "asynchronous K=4": [10, None, 12]})
     assert "Not sure: 2 of its 3 runs get there" in some.sentences()[0] and "n/m: how many seeds" in some.caption
     assert some.lines()[1][0][:5] == ["synchronous", "4", "4", "0.2", "50.0 [50.0, 50.0] (2/3)"]
+
+
+def test_what_is_reached_after_the_time_does_not_count(task: fh.Task) -> None:
+    """With faults a run may last longer than was asked for."""
+    (regime,) = regimes(8, [2], ["asynchronous"])
+    outcome = Outcome(
+        regime, 0.1, [0.1], TARGET, 50.0, [planned(regime, seed, when) for seed, when in enumerate((20, 60))]
+    )
+    assert outcome.times == {0: 20.0} and not outcome.everywhere
+    assert {seed for own in outcome.costs.values() for seed in own} == {0}
 
 
 def test_nothing_reached(found: Callable[..., Findings], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pytest
 from torch import Tensor
@@ -186,7 +186,7 @@ def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: p
         ) -> None:  # fmt: skip
             super().__init__()
             if tau < 0:
-                raise ValueError("tau must not be negative.")
+                raise {-1: ValueError, -2: RuntimeError, -3: SystemExit}[tau]("tau must not be negative.")
             self.options = tau, share, name, free, some
 
         def weights(self, arrivals: fh.Arrivals) -> Tensor:
@@ -201,7 +201,10 @@ def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: p
     hidden = f"{__name__}:Rule:tau=3,free=4"
     assert as_method(hidden).name == "Rule(tau=3, free=4)"  # none of which it keeps
     for options, sentence in {
-        "tau=-1": f"'{__name__}:Rule:tau=-1': tau must not be negative.",
+        "tau=-1": rf"'{__name__}:Rule:tau=-1': tau must not be negative \(.*test_methods.py, line \d+\)\.",
+        "tau=-2": r"tau must not be negative \(.*test_methods.py, line",
+        "tau=-3": r"tau must not be negative \(.*test_methods.py, line",
+        "tau=-4": r"tau=-4': -4 \(.*test_methods.py, line",
         "tau=3,kind=c": "kind must be 'a' or 'b', got 'c'.",
         "tau=2.5": "tau of Rule must be a whole number, got 2.5.",
         "tau=3,share=high": "share of Rule must be a number, got 'high'.",
@@ -210,6 +213,17 @@ def test_options_of_ones_own_class_are_checked_by_its_annotations(monkeypatch: p
     }.items():
         with pytest.raises(fh.InvalidInput, match=sentence):
             made(options)
+
+
+def test_a_setup_that_fails_is_one_sentence(task: fh.Task) -> None:
+    class Broken(fh.FedAvg):
+        def setup(self, *given: Any, **more: Any) -> Any:
+            raise OSError("no table of mine")
+
+    with pytest.raises(
+        fh.InvalidInput, match=r"^setup\(\) of Broken failed: no table of mine \(.*test_methods.py, line"
+    ):
+        fh.simulate(Broken(), task, k=2, rounds=2)
 
 
 def test_a_class_without_a_rule_is_refused() -> None:

@@ -214,6 +214,11 @@ def test_results_do_not_depend_on_an_interruption(task: fh.Task, tmp_path: Path)
     assert [each.accuracy for each in resumed.runs] == [each.accuracy for each in whole.runs]
     assert all(each.setting["target"] == whole.choice.target for each in resumed.runs)
     assert {"k", "closing"} & set(resumed.runs[0].setting["varied"].split(","))
+    chosen_before = json.loads((tmp_path / "step-00.json").read_text())
+    code = dict.fromkeys(chosen_before["code"], "another")
+    (tmp_path / "step-00.json").write_text(json.dumps(chosen_before | {"code": code}))
+    with pytest.raises(fh.FedHistError, match="the code of a method has changed since .* was written; use another"):
+        carry_out(sweep, tmp_path)
     (tmp_path / "step-00.json").write_text('{"target": 0.5, "rates": {}}')
     with pytest.raises(fh.FedHistError, match="cannot be read"):
         carry_out(sweep, tmp_path)

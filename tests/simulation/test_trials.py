@@ -162,6 +162,26 @@ def test_and_with_an_option_with_which_it_fits(
             fh.simulate(name, task, k=3, rounds=4)
 
 
+@pytest.mark.parametrize("given", [int, property(lambda _: "all")])
+def test_options_that_a_users_class_refuses_are_not_proposed(
+    make_task: Callable[..., fh.Task], monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    class Particular(fh.FedAvg):
+        bits = given if isinstance(given, property) else 32
+
+        def setup(self, num_clients: int, k: int, num_params: int, device: Any = None) -> Any:
+            {32: 0, "all": 0}[self.bits]
+            self.register_buffer("rows", torch.zeros(num_clients, num_params, device=device))
+            return super().setup(num_clients, k, num_params, device)
+
+    task = make_task(model=lambda: nn.Linear(5, 3000))
+    (parts,) = plan.memory_needed(plan.plan([fh.Trial(Particular(), task, k=3, rounds=4)], "auto", CPU), CPU)
+    left = sum(parts.values()) - parts[plan.REMEMBERED] / 10
+    monkeypatch.setattr(engine, "available", lambda *_: left / plan.USABLE_MEMORY)
+    with pytest.raises(fh.InvalidInput, match=r"can be used \([^;]*\)\.$"):
+        fh.simulate(Particular(), task, k=3, rounds=4)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "wkafl", "fedhist", "fedhist:haa=false"])
 def test_a_strategys_memory_is_known_beforehand(task: fh.Task, name: str) -> None:
     trial = fh.Trial(name, task, k=3, rounds=5)
