@@ -189,7 +189,7 @@ def _globals(function: FunctionType, homes: Any) -> Iterator[Any]:
 
 
 def _is_constant(name: str, value: Any, homes: Any) -> bool:
-    """Whether what a name stands for stays: not a list or a dict, unless the name is in capitals without a dash."""
+    """Whether what a name stands for stays: not a list or a dict, unless the name is in capitals and not private."""
     if isinstance(value, (list, dict, set)):
         return name.isupper() and name[0] != "_"
     if isinstance(value, (*PLAIN, tuple, frozenset)):
