@@ -123,9 +123,9 @@ class Clients:
 
 class Rule(fh.Strategy):
     normalise = True
-    def __init__(self, a=1):
+    def __init__(self):
         super().__init__()
-        self.objective, self.kept = Clients(), 2 * a
+        self.objective = Clients()
     def weights(self, arrivals):
         "Say how."
         return share(arrivals.staleness)  # so
@@ -161,7 +161,6 @@ OTHER = {
     "a cached function": ("n + 1", "n + 2"),
     "a module of a package": ("return 7", "return 8"),
     "a module that is imported on the way": ("return 6", "return 8"),
-    "what a strategy keeps": ("2 * a", "3 * a"),
     "a table": ('{"a": 1}', '{"a": 2}'),
     "an attribute": ("normalise = True", "normalise = False"),
     "another module": ("tau / tau", "tau"),

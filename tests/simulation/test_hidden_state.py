@@ -91,3 +91,20 @@ def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task],
 
     with pytest.raises(fh.InvalidInput, match="which is not a buffer, so a checkpoint would lose it"):
         fh.simulate(Hiding(), make_task(), **options(), checkpoint=tmp_path)
+
+
+def test_a_checkpoint_of_a_strategy_with_other_attributes_is_refused(task: fh.Task, tmp_path: Path) -> None:
+    """An option that is kept under another name is in no description."""
+
+    class Hidden(fh.Strategy):
+        def __init__(self, p: float) -> None:
+            super().__init__()
+            self.power = p
+
+        def weights(self, arrivals: fh.Arrivals) -> Tensor:
+            return arrivals.staleness**-self.power
+
+    first = fh.simulate(Hidden(0.5), task, **options(), checkpoint=tmp_path)
+    assert fh.simulate(Hidden(0.5), task, **options(), checkpoint=tmp_path).loss == first.loss
+    with pytest.raises(fh.FedHistError, match="the strategy has changed since the run in .* began"):
+        fh.simulate(Hidden(2.0), task, **options(), checkpoint=tmp_path)

@@ -49,11 +49,7 @@ def version_of(method: Method) -> str | None:
 
 
 def _rules(method: Method) -> list[Any]:
-    """Return the classes of a method, what a user's strategies have in attributes, and what its clients minimise."""
-    parts = [*method.strategy.modules()]
-    common = vars(nn.Module()).keys()
-    kept = [{k: v for k, v in vars(each).items() if k not in common} for each in parts if _followed(each, ())]
-    return [*dict.fromkeys(map(type, parts)), *kept, method.objective]
+    return [*dict.fromkeys(map(type, method.strategy.modules())), method.objective]
 
 
 def _checksum(text: str) -> str:
