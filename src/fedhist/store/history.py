@@ -202,7 +202,8 @@ class History:
 
     def final(self, metric: str | None = None) -> float | None:
         """Return the last value of a metric, the primary one by default; None where it is not known."""
-        return self.evaluations[-1].value(self.measure(metric).name) if self.evaluations else None
+        name = self.measure(metric).name
+        return self.evaluations[-1].value(name) if self.evaluations else None
 
     def best(self, metric: str | None = None) -> float | None:
         """Return the best value of a metric at any evaluation, the primary one by default; None where there is none."""
