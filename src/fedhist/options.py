@@ -9,8 +9,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import textwrap
 import tomllib
 import traceback
@@ -256,12 +258,15 @@ def arguments(thing: object) -> dict[str, Any]:
 def is_users(module: str | None) -> bool:
     """Whether a module, by its name, is a file of the user's, and not of a package that has versions of its own."""
     name = str(module).partition(".")[0]
-    return name not in KNOWN and in_no_library(getattr(sys.modules.get(name), "__file__", None))
+    found = sys.modules.get(name)
+    places = [getattr(found, "__file__", None), *getattr(found, "__path__", ())]
+    return name not in KNOWN and all(map(in_no_library, places))
 
 
 def in_no_library(file: str | None) -> bool:
-    """Whether a file was not installed as part of a package."""
-    return not {"site-packages", "dist-packages"}.intersection(Path(file or "").parts)
+    """Whether a file was not installed as part of a package or of Python."""
+    parts, standard = Path(file or "").parts, sysconfig.get_path("stdlib")
+    return not {"site-packages", "dist-packages"}.intersection(parts) and not str(file).startswith(standard + os.sep)
 
 
 def _look_here() -> None:
@@ -280,7 +285,7 @@ def names_module(text: str) -> bool:
 
 def reason_and_place(error: BaseException) -> str:
     """Return what an error in a user's code says, and the line of theirs that it comes from."""
-    here, frames = str(Path(__file__).parent), traceback.extract_tb(error.__traceback__)
+    here, frames = f"{Path(__file__).parent}{os.sep}", traceback.extract_tb(error.__traceback__)
     theirs = [each for each in frames if in_no_library(each.filename) and not each.filename.startswith((here, "<"))]
     place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{reason(error)}{place}"

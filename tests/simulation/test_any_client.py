@@ -90,11 +90,14 @@ from rules_beside import shared
 import rules_beside
 
 POWER, TABLE, memo, calls, levels, _FILLED = 2, {"a": 1}, {}, 0, (1.0, 2.0), {}
-STEPS = torch.tensor([1.0, 4.0])
+STEPS, HALF = torch.tensor([1.0, 4.0]), torch.tensor([1.0], dtype=torch.bfloat16)
 
 class Setting:
     def __init__(self, decay):
         self.decay = decay
+        self.cache = {}
+    def __getattr__(self, name):
+        raise KeyError(name)
 
 SETTING = Setting(0.5)
 
@@ -102,16 +105,26 @@ SETTING = Setting(0.5)
 def cached(n):
     return n + 1
 
-def share(tau):
+@functools.singledispatch
+def kind(value):
+    return 1
+
+@kind.register
+def _(value: str):
+    return 9
+
+def share(tau, _kept={}):
     "Share it."
     from rules_apart import apart
+    from rules_package import later
+    _kept[1] = SETTING.cache[1] = tau
     global calls
     calls += 1
     memo[calls] = _FILLED[calls] = tau
     def inner():
         "Inside."
         return levels[1] * STEPS[1] * SETTING.decay
-    own = cached(1) * apart() * inner() * rules_package.inner.deep()
+    own = cached(1) * apart() * inner() * rules_package.inner.deep() * later.late() * kind(1) * HALF[0]
     return own * shared(tau) * rules_beside.other(tau) / tau**POWER * TABLE["a"]
 
 class Clients:
@@ -123,11 +136,13 @@ class Clients:
 
 class Rule(fh.Strategy):
     normalise = True
+    seen = {}
     def __init__(self):
         super().__init__()
         self.objective = Clients()
     def weights(self, arrivals):
         "Say how."
+        self.seen[len(self.seen)] = 1
         return share(arrivals.staleness)  # so
 """
 BESIDE = """
@@ -142,6 +157,7 @@ FILES = {
     "rules_apart.py": "def apart():\n    return 6\n",
     "rules_package/__init__.py": "",
     "rules_package/inner.py": "def deep():\n    return 7\n",
+    "rules_package/later.py": "def late():\n    return 5\n",
 }
 SAME = {
     "comments": ("# so", "# so and so"),
@@ -160,6 +176,9 @@ OTHER = {
     "what an object does": ("self.decay = decay", "self.decay = 2 * decay"),
     "a cached function": ("n + 1", "n + 2"),
     "a module of a package": ("return 7", "return 8"),
+    "a module of a package that is imported on the way": ("return 5", "return 8"),
+    "a function for one type": ("return 9", "return 8"),
+    "a tensor that NumPy does not know": ("[1.0], dtype", "[2.0], dtype"),
     "a module that is imported on the way": ("return 6", "return 8"),
     "a table": ('{"a": 1}', '{"a": 2}'),
     "an attribute": ("normalise = True", "normalise = False"),
@@ -186,6 +205,14 @@ def test_changes_of_a_users_code_are_noticed(what: str, tmp_path: Path, monkeypa
     assert first is not None
     second = version_of(as_method(rule(tmp_path / "two", monkeypatch, *(SAME | OTHER)[what])))
     assert (first == second) == (what in SAME)
+
+
+def test_what_fills_while_a_strategy_runs_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = rule(tmp_path / "one", monkeypatch)
+    before = version_of(as_method(strategy))
+    one = torch.ones(1, dtype=torch.int64)
+    assert strategy.setup(3, 1, 2)(fh.Arrivals(torch.ones(1, 2), one, one, one)).shape == (2,)
+    assert version_of(as_method(strategy)) == before
 
 
 def test_a_checkpoint_of_other_code_of_a_strategy_is_refused(

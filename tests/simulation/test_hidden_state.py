@@ -58,7 +58,18 @@ class Held:
         self.count, self.me = 0, self
 
 
+class Window(deque[int]):
+    """A container of the user's own."""
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("count",)
+
+
 HIDDEN = ["array", "deque", "generator", "unsaved buffer", "late buffer", "random", "legacy random", "object", "values"]
+HIDDEN += ["window", "slots"]
 
 
 @pytest.mark.parametrize("kind", [*HIDDEN, "count"])
@@ -68,7 +79,7 @@ def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task],
             super().setup(*arguments, **more)
             self.array, self.deque, self.generator = np.zeros(3), deque([1]), torch.Generator()
             self.random, self.legacy, self.count = random.Random(0), np.random.RandomState(0), itertools.count()
-            self.held, self.values = Held(), SimpleNamespace(count=0)
+            self.held, self.values, self.window, self.slots = Held(), SimpleNamespace(count=0), Window(), Slots()
             self.register_buffer("unsaved", torch.zeros(2), persistent=False)
             self.register_buffer("late", None)
             return self
@@ -85,6 +96,8 @@ def test_hidden_memory_of_any_kind_is_refused(make_task: Callable[..., fh.Task],
                 "object": lambda: vars(self.held).update(count=self.held.count + 1),
                 "values": lambda: vars(self.values).update(count=1),
                 "count": lambda: next(self.count),
+                "window": lambda: self.window.append(1),
+                "slots": lambda: setattr(self.slots, "count", 1),
             }
             change[kind]()
             return super().forward(arrivals)
@@ -108,3 +121,27 @@ def test_a_checkpoint_of_a_strategy_with_other_attributes_is_refused(task: fh.Ta
     assert fh.simulate(Hidden(0.5), task, **options(), checkpoint=tmp_path).loss == first.loss
     with pytest.raises(fh.FedHistError, match="the strategy has changed since the run in .* began"):
         fh.simulate(Hidden(2.0), task, **options(), checkpoint=tmp_path)
+
+
+def test_what_a_strategy_holds_may_be_of_any_form(task: fh.Task, tmp_path: Path) -> None:
+    """Objects that all know each other, tensors and arrays that NumPy does not take, an object that answers oddly."""
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name) if name == "__deepcopy__" else KeyError(name)
+
+    class Holding(fh.FedAvg):
+        def __init__(self) -> None:
+            super().__init__()
+            self.friends = [Held() for _ in range(12)]
+            for each in self.friends:
+                vars(each).update(friends=self.friends)
+            chain: Any = None
+            for _ in range(100):
+                chain = SimpleNamespace(next=chain)
+            self.chain, self.odd, self.names = chain, Odd(), {"b", "a", "c"}
+            self.tensors = [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, device="meta")]
+            self.arrays = [np.array(["2026-01-01"], "datetime64[D]"), np.array([None, {}], object)]
+
+    first = fh.simulate(Holding(), task, **options(), checkpoint=tmp_path)
+    assert fh.simulate(Holding(), task, **options(), checkpoint=tmp_path).loss == first.loss

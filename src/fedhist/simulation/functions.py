@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedhist.options import KNOWN, in_no_library, is_users
 from fedhist.simulation.methods import Method
 from fedhist.simulation.trial import Trial
 from fedhist.store.arrays import checksum
+from fedhist.strategies.memory import array_text
 from fedhist.world.given import Computed
 
 PLAIN = int, float, complex, str, bytes, bool, type(None), type(...)
@@ -26,6 +27,11 @@ PLAIN = int, float, complex, str, bytes, bool, type(None), type(...)
 CONTAINERS = tuple, list, dict, set, frozenset
 WRAPPERS = functools.partial, functools.cached_property, functools.partialmethod, staticmethod, classmethod, property
 ARRAYS = Tensor, np.ndarray
+FILLED = list, dict, set, deque
+"""Containers that code may fill while it runs."""
+MODULE = ""
+"""A name for what a function imports by itself; there is no such name in code."""
+_cached = functools.cache(len)
 
 
 def code_of(trial: Trial, model: nn.Module) -> dict[str, str]:
@@ -73,7 +79,14 @@ def described(*things: Any) -> str:
 
 
 def _package(thing: Any) -> str:
-    return _package_of(getattr(thing, "__module__", None) or getattr(type(thing), "__module__", None))
+    return _package_of(_asked(thing, "__module__") or _asked(type(thing), "__module__"))
+
+
+def _asked(thing: Any, name: str) -> Any:
+    """Return an attribute, None where there is none; an object may answer with any error."""
+    with contextlib.suppress(Exception):
+        return getattr(thing, name, None)
+    return None
 
 
 def _package_of(module: Any) -> str:
@@ -86,11 +99,18 @@ def _followed(thing: Any, homes: Any) -> bool:
     return (name in homes and name not in KNOWN) or is_users(name)
 
 
-def _module(name: str) -> ModuleType | None:
-    """Return a user's module that a function imports."""
-    package = _package_of(name)
-    found = None if package in KNOWN else importlib.util.find_spec(package)
-    return importlib.import_module(name) if found is not None and in_no_library(found.origin) else None
+def _modules(name: str, level: int, some: Sequence[str], package: Any) -> Iterator[ModuleType]:
+    """Return a user's module that a function imports, and the modules in it that it imports from there."""
+    with contextlib.suppress(Exception, SystemExit):  # which the function will raise itself
+        name = importlib.util.resolve_name("." * level + name, package)
+        top = _package_of(name)
+        found = None if top in KNOWN else importlib.util.find_spec(top)
+        places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
+        if places and all(map(in_no_library, places)):
+            yield importlib.import_module(name)
+            for each in some:
+                with contextlib.suppress(ImportError):
+                    yield importlib.import_module(f"{name}.{each}")
 
 
 def _line(thing: Any, homes: Any) -> str:
@@ -100,11 +120,10 @@ def _line(thing: Any, homes: Any) -> str:
     if isinstance(thing, CONTAINERS):
         return f"{type(thing).__name__} of {len(thing)}"
     if isinstance(thing, ARRAYS):
-        values = thing.detach().cpu().numpy() if isinstance(thing, Tensor) else thing
-        return f"{values.dtype} {values.shape} {'' if values.dtype.hasobject else checksum(values)}"
+        return array_text(thing)
     if isinstance(thing, torch.jit.ScriptFunction):
         return str(thing.code)
-    name = getattr(thing, "__qualname__", None) or f"a {type(thing).__qualname__}"
+    name = _asked(thing, "__qualname__") or f"a {type(thing).__qualname__}"
     code = _code(thing.__code__) if isinstance(thing, FunctionType) and _followed(thing, homes) else ""
     return f"{_package(thing)} {name} {code}"
 
@@ -138,20 +157,34 @@ def _parts(thing: Any, homes: Any) -> Iterator[Any]:
         yield from (thing.fget, thing.fset)
     elif isinstance(thing, (staticmethod, classmethod)) or inspect.ismethod(thing):
         yield thing.__func__
-    elif hasattr(thing, "__wrapped__") and not isinstance(thing, (FunctionType, type)):  # as functools.cache has it
+    elif isinstance(thing, type(_cached)):
         yield thing.__wrapped__
     elif not _followed(thing, homes):
         return
     elif isinstance(thing, FunctionType):
-        yield from (thing.__defaults__, thing.__kwdefaults__)
-        yield from _closed_over(thing)
+        keywords = thing.__kwdefaults__ or {}
+        closed, kept = _closed_over(thing), [part for pair in keywords.items() for part in pair]
+        yield from (each for each in (*(thing.__defaults__ or ()), *kept, *closed) if not isinstance(each, FILLED))
+        yield vars(thing).get("__wrapped__")  # of functools.wraps, and of functools.singledispatch with all others
+        yield from dict(vars(thing).get("registry", {})).values()
         yield from _globals(thing, homes)
     elif isinstance(thing, type):
         yield from (base for base in thing.__mro__[1:] if _followed(base, homes))
         named = ((name, each) for name, each in sorted(vars(thing).items()) if name[:2] != "__" or callable(each))
-        yield from (part for name, each in named if not name.startswith("_abc_") for part in (name, each))
+        yield from _constants(named)
     else:
-        yield from (type(thing), getattr(thing, "__dict__", {}))
+        yield type(thing)
+        with contextlib.suppress(Exception):  # whatever a class makes of being asked
+            yield from _constants([*vars(thing).items()])
+
+
+def _constants(named: Iterable[tuple[str, Any]]) -> Iterator[Any]:
+    yield from (part for name, each in named if name[:5] != "_abc_" and not _fills(name, each) for part in (name, each))
+
+
+def _fills(name: str, value: Any) -> bool:
+    """Whether something is a table that may fill: one whose name is not in capitals, or private."""
+    return isinstance(value, FILLED) and (not name.isupper() or name[0] == "_")
 
 
 def _closed_over(function: FunctionType) -> Iterator[Any]:
@@ -169,13 +202,14 @@ def _globals(function: FunctionType, homes: Any) -> Iterator[Any]:
     names = dict.fromkeys(name for each in code for name in each.co_names)
     assigned = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}  # no constants
     spaces = [{name: value for name, value in function.__globals__.items() if name not in assigned}]
-    for step in steps:
+    for place, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
-            with contextlib.suppress(Exception):  # which the function will raise itself
-                spaces.append({"": _module(step.argval)})
+            level, some = (steps[place - back].argval for back in (2, 1))
+            for module in _modules(step.argval, level, some or (), function.__globals__.get("__package__")):
+                spaces.append({MODULE: module})
     seen = set[int]()
     for space in spaces:
-        for name in ("", *names):
+        for name in (MODULE, *names):
             value = space.get(name)
             if not isinstance(value, ModuleType):
                 yield from (name, value) if _is_constant(name, value, homes) else ()
@@ -185,11 +219,11 @@ def _globals(function: FunctionType, homes: Any) -> Iterator[Any]:
 
 
 def _is_constant(name: str, value: Any, homes: Any) -> bool:
-    """Whether what a name stands for stays: not a list or a dict, unless the name is in capitals and not private."""
-    if isinstance(value, (list, dict, set)):
-        return name.isupper() and name[0] != "_"
+    """Whether what a name stands for stays, and is not somebody else's."""
+    if isinstance(value, FILLED):
+        return not _fills(name, value)
     if isinstance(value, (*PLAIN, tuple, frozenset)):
         return value is not None
-    if isinstance(value, (*WRAPPERS, *ARRAYS, torch.jit.ScriptFunction)):
+    if isinstance(value, (*WRAPPERS, *ARRAYS, type(_cached), torch.jit.ScriptFunction)):
         return True
-    return _followed(getattr(value, "__wrapped__", value), homes)
+    return _followed(value, homes)

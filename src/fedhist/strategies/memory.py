@@ -5,11 +5,13 @@ import copy
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhist.errors import FedHistError, InvalidInput
@@ -65,13 +67,13 @@ SMALLER = (
 def smaller(strategy: Strategy, size_of: Callable[[Strategy], int], room: float) -> tuple[str, int] | None:
     """Return the options with which a strategy's buffers would fit into so many bytes, and how many they would take."""
     for options in SMALLER:
-        other = copy.deepcopy(strategy)
-        holders = [(part, name) for part in other.modules() for name in options if hasattr(part, name)]
-        if {name for _, name in holders} == options.keys():
-            with contextlib.suppress(AttributeError):  # a property of a user's class
-                for part, name in holders:
-                    setattr(part, name, options[name])
-            if 0 < (size := size_of(other)) <= room:  # 0 is of a user's class that refuses them
+        with contextlib.suppress(Exception):  # a user's class may mean something else by such a name
+            other = copy.deepcopy(strategy)
+            holders = [(part, name) for part in other.modules() for name in options if hasattr(part, name)]
+            for part, name in holders:
+                setattr(part, name, options[name])
+            fits = {name for _, name in holders} == options.keys()
+            if fits and 0 < (size := size_of(other)) <= room:  # 0 is of a user's class that refuses them
                 return ", ".join(f"{name}={value}" for name, value in options.items()), size
     return None
 
@@ -109,35 +111,79 @@ def changed_outside_buffers(strategy: Strategy, before: dict[str, object]) -> st
     return next((name for name in now.keys() | before.keys() if now.get(name) != before.get(name)), None)
 
 
-def _fingerprint(value: object, inside: tuple[int, ...] = ()) -> object:
+PLAIN = bool, int, float, complex, str, bytes, type(None)
+CONTAINERS = list, tuple, deque, dict
+
+
+def _fingerprint(value: object) -> list[object] | None:
     """Return something that changes when a value does; None for what hardly holds state, such as functions."""
-    if id(value) in inside:
-        return None
-    inside = *inside, id(value)
+    found, waiting, seen = list[object](), deque([value]), dict[int, tuple[int, object]]()
+    while waiting:
+        each = waiting.popleft()
+        if id(each) in seen:  # objects may know each other
+            found.append(seen[id(each)][0])
+            continue
+        own, more = _content(each)
+        if more:  # of others, equal ones may be one object in one process and two in another
+            seen[id(each)] = len(seen), each
+        found.append(own)
+        waiting.extend(more)
+    return None if found == [None] else found
+
+
+def _content(value: object) -> tuple[object, Sequence[object]]:
+    """Return what a value itself says, and what it holds."""
+    held, own = _attributes(value), None
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.ravel().tolist()
+    if isinstance(value, (Tensor, np.ndarray)):
+        own = array_text(value)
+    elif isinstance(value, (set, frozenset)):  # whose order differs between processes
+        own = repr(sorted(map(repr, value)))
+    elif isinstance(value, CONTAINERS):
+        inner = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [*value]
+        if not all(type(each) in PLAIN for each in inner):
+            return len(inner), [*held, *inner]
+        own = checksum(np.frombuffer(repr(inner).encode(), np.uint8))
+    elif isinstance(value, PLAIN):
+        own = repr(value)
+    else:
+        own = _generator_state(value) or (type(value).__qualname__ if held else None)
+    return own, held
+
+
+def _generator_state(value: object) -> str | None:
     if isinstance(value, torch.Generator):
-        value = value.get_state()
-    elif isinstance(value, random.Random):
-        value = value.getstate()
-    elif isinstance(value, np.random.Generator):
-        value = repr(value.bit_generator.state)
-    elif isinstance(value, np.random.RandomState):
-        value = repr(value.get_state(legacy=False))
-    elif isinstance(value, itertools.count):
-        value = repr(value)
-    elif isinstance(value, dict):
-        value = list(value.items())
-    elif _holds_state(value):
-        value = [*vars(value).items()]
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if isinstance(value, np.ndarray):
-        return checksum(value)
-    if isinstance(value, (list, tuple, deque)):
-        return [_fingerprint(each, inside) for each in value]
-    return repr(value) if isinstance(value, (bool, int, float, str, bytes, set, frozenset, type(None))) else None
+        return array_text(value.get_state())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    return repr(value) if isinstance(value, itertools.count) else None
 
 
-def _holds_state(value: object) -> bool:
-    """Whether something is an object of a user's class, or of the one that is only there to hold values."""
+def _attributes(value: object) -> list[object]:
+    """Return what an object of a user's class has in attributes, or one that is only there to hold values."""
     own = is_users(type(value).__module__) and not isinstance(value, (type, torch.nn.Module))
-    return isinstance(value, SimpleNamespace) or (own and hasattr(value, "__dict__"))
+    if not own and not isinstance(value, SimpleNamespace):
+        return []
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    with contextlib.suppress(Exception):  # whatever a class makes of being asked
+        return [dict(vars(value)) if hasattr(value, "__dict__") else {s: getattr(value, s, None) for s in slots}]
+    return []
+
+
+def array_text(values: Tensor | NDArray[Any]) -> str:
+    """Return type, shape and checksum of any array or tensor; of nested ones and such without values the form alone."""
+    if isinstance(values, np.ndarray):
+        plain = not values.dtype.hasobject
+        values = np.ascontiguousarray(values)
+        return checksum(values.view("i8") if values.dtype.kind in "Mm" else values) if plain else str(values.shape)
+    form = f"{values.dtype} {tuple(values.shape)}"
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+        dense = (values if values.layout == torch.strided else values.to_dense()).detach().resolve_conj().resolve_neg()
+        dense = torch.view_as_real(dense) if dense.is_complex() else dense
+        return f"{form} {checksum(dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())}"
+    return form
