@@ -112,9 +112,10 @@ def pack(folder: Path, shortened: Callable[[str], str] = str) -> Path:
 
     `shortened` may return less of a line than there is; what :func:`results` returns must stay.
     """
-    lines = {key: shortened(line) for line, key, _ in _stored(folder)}
+    lines = {key: (result["time"], shortened(line)) for line, key, result in _stored(folder)}
     with whole_file(folder / ARCHIVE) as part:
-        content = "".join(f"{line}\n" for line in sorted(lines.values()))  # like beside like, which packs well
+        # Runs with the same arrivals beside each other, since what is the same packs well.
+        content = "".join(f"{line}\n" for _, line in sorted(lines.values()))
         part.write_bytes(gzip.compress(content.encode(), mtime=0))  # the same results are the same file
     for file in folder.glob(ALONE):
         file.unlink()
