@@ -258,11 +258,13 @@ def arguments(thing: object) -> dict[str, Any]:
 def is_users(module: str | None) -> bool:
     """Whether a module, by its name, is a file of the user's, and not of a package that has versions of its own."""
     name = str(module).partition(".")[0]
+    if name in KNOWN:
+        return False
     found = sys.modules.get(name)
-    places = [getattr(found, "__file__", None), *getattr(found, "__path__", ())]
-    return name not in KNOWN and all(map(in_no_library, places))
+    return all(map(in_no_library, [getattr(found, "__file__", None), *getattr(found, "__path__", ())]))
 
 
+@cache
 def in_no_library(file: str | None) -> bool:
     """Whether a file was not installed as part of a package or of Python."""
     parts, standard = Path(file or "").parts, sysconfig.get_path("stdlib")

@@ -318,9 +318,9 @@ def _rank(history: History, target: float, until: float) -> tuple[float, ...]:
         return 3.0, -float(history.rounds)
     time = history.cost_to(target)
     signed = -value if history.metrics[history.primary] else value
-    return (
-        (1.0, time, signed) if time is not None and time <= until else (2.0, signed, math.inf if loss is None else loss)
-    )
+    if time is not None and time <= until:
+        return 1.0, time, signed
+    return 2.0, signed, math.inf if loss is None else loss
 
 
 def _two_digits(value: float, up: bool) -> float:
@@ -350,13 +350,14 @@ def carry_out(
 
     with watching(how.get("on_round")) as how["on_round"]:
         states, done = (None if folder is None else folder / name for name in ("step-00", "step-00.json"))
+        code = {kind: version_of(method) for kind, method in sweep.methods.items()}
         if done is not None and done.exists():
-            choice = _read(done, sweep)
+            choice = _read(done, sweep, code)
         else:
             choice = chosen(sweep, simulated("choosing rates", sweep.candidates(), states))
             if done is not None and states is not None:
                 rates = {each.name: rate_ for each, rate_ in choice.rates.items()}
-                stored = {"target": choice.target, "rates": rates, "code": _code(sweep)}
+                stored = {"target": choice.target, "rates": rates, "code": code}
                 with whole_file(done) as part:
                     part.write_text(json.dumps(stored) + "\n")
         if states is not None:
@@ -369,20 +370,15 @@ def carry_out(
         return Swept(sweep, choice, runs)
 
 
-def _read(file: Path, sweep: Sweep) -> Choice:
-    """Return what an earlier process has chosen."""
+def _read(file: Path, sweep: Sweep, code: Mapping[str, str | None]) -> Choice:
+    """Return what an earlier process has chosen, with methods of this code."""
     try:
         stored = parse_json(read_text(file))
         rates = {each: stored["rates"][each.name] for each in sweep.run}
         target = number("target", stored["target"])
         require(all(own in sweep.rates[each.k] for each, own in rates.items()), "its rates are others")
-        changed = stored["code"] != _code(sweep)
+        changed = stored["code"] != code
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedHistError(f"{file} cannot be read: {reason(error)}.") from error
     require(not changed, f"the code of a method has changed since {file} was written; use another folder.")
     return Choice(target, rates)
-
-
-def _code(sweep: Sweep) -> dict[str, str | None]:
-    """Return checksums of the code of users' methods."""
-    return {kind: version_of(method) for kind, method in sweep.methods.items()}
