@@ -146,9 +146,8 @@ def main() -> None:
     first, rest = times[1] - times[0], times[-1] - times[1]
     rate = (args.rounds - 1) * COHORT / rest
     minutes = (first + rest * (ROUNDS - 1) / (args.rounds - 1)) / 60
-    print(
-        f"{args.way}: {rate:,.0f} client updates/s, first round after {first:.1f} s, {ROUNDS:,} rounds {minutes:.2f} min"
-    )
+    speed = f"{rate:,.0f} client updates/s, first round after {first:.1f} s"
+    print(f"{args.way}: {speed}, {ROUNDS:,} rounds in {minutes:.2f} min")
 
 
 if __name__ == "__main__":
