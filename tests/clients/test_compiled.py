@@ -101,9 +101,14 @@ def test_images(launched: list[Launch], model: str, precision: str, capability: 
 
 
 @pytest.mark.parametrize("capability", SHARED)
-def test_the_cell_of_an_lstm(launched: list[Launch], capability: int) -> None:
-    given = [torch.randn(2, 32, width).requires_grad_() for width in (4 * 256, 4 * 256, 256)]
-    found = cell.lstm_cell(*given)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_an_lstm(launched: list[Launch], dtype: torch.dtype, capability: int) -> None:
+    shapes = (5, 32, 4 * 256), (32, 256), (32, 256), (4 * 256, 256), (4 * 256,)
+    kinds = dtype, torch.float32, torch.float32, dtype, dtype
+    given = [torch.randn(*s).to(k).requires_grad_() for s, k in zip(shapes, kinds, strict=True)]
+    found = cell.lstm_layer(*given)
     assert found is not None
     torch.autograd.grad(found[0].sum() + found[1].sum(), given)
-    assert len(compiled(launched, capability)) == 2
+    made = compiled(launched, capability)
+    assert len(made) == 2  # whatever the position
+    assert all(each.metadata.shared <= SHARED[capability] for each in made.values())

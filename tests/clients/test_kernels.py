@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,13 @@ DEVICE = "cuda" if GPU else "cpu"
 MODELS, EXAMPLES = 3, 2
 OTHERS = {F.max_pool2d: pool.max_pool, F.group_norm: norm.group_norm, F.relu: norm.relu}
 KERNELS = Kernels(small.Conv, wide.Conv, OTHERS)
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_run() -> Iterator[None]:
+    """Let products of float32 not be rounded to TF32, which PyTorch lets convolutions be."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 def randn(*shape: int) -> Tensor:
@@ -219,34 +227,49 @@ def test_shapes_that_do_not_fit_are_pytorchs_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 0.1, 1.0, 5.0])
-def test_the_cell_of_an_lstm_keeps_small_values(scale: float) -> None:
-    inputs, hidden, state = (scale * randn(EXAMPLES, width) for width in (4 * 7, 4 * 7, 7))
-    found = cell.lstm_cell(inputs.float(), hidden.float(), state.float())
-    i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
+def test_an_lstm_keeps_small_values(scale: float) -> None:
+    inputs, state = scale * randn(1, EXAMPLES, 4 * 7), scale * randn(EXAMPLES, 7)
+    nothing = torch.zeros(EXAMPLES, 7, device=DEVICE), torch.zeros(4 * 7, 7, device=DEVICE)
+    found = cell.lstm_layer(inputs.float(), nothing[0], state.float(), nothing[1], None)
+    i, f, g, o = inputs[0].chunk(4, dim=-1)
     after = torch.sigmoid(f) * state + torch.sigmoid(i) * torch.tanh(g)
     assert found is not None
-    for one, other in zip(found, (torch.sigmoid(o) * torch.tanh(after), after), strict=True):
+    for one, other in zip((found[0][0], found[1]), (torch.sigmoid(o) * torch.tanh(after), after), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6 * scale)
 
 
-def test_the_cell_of_an_lstm() -> None:
-    """Two positions, so that the gradients of both states are asked for."""
-    first, second, hidden = (randn(MODELS, EXAMPLES, 4 * 7).float() * (1 + n) for n in range(3))
-    state = randn(MODELS, EXAMPLES, 7).float()
-
-    def written_out(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
-        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(cell), cell
-
-    def loss(step: Any, first: Tensor, second: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
-        output, cell = step(first, hidden, cell)
-        output, cell = step(second, hidden * output.sum(), cell)
-        return wave(output) + 0.5 * wave(cell)
-
-    leaves = [each.requires_grad_() for each in (first, second, hidden, state)]
-    found, expected = (
-        torch.autograd.grad(vmap(partial(loss, step))(*leaves).sum(), leaves) for step in (cell.lstm_cell, written_out)
+@pytest.mark.parametrize(("positions", "examples", "width"), [(1, 2, 7), (3, 35, 20), (2, 3, 72)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if GPU else [torch.float32])
+def test_a_layer_of_an_lstm(positions: int, examples: int, width: int, bias: bool, dtype: torch.dtype) -> None:
+    inputs, hidden, state = (
+        randn(MODELS, *each) for each in ((positions, examples, 4 * width), *2 * [(examples, width)])
     )
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    w, b = randn(MODELS, 4 * width, width) / width**0.5, randn(MODELS, 4 * width) if bias else None
+    given = [None if each is None else each.requires_grad_() for each in (inputs, hidden, state, w, b)]
+
+    def written_out(x: Tensor, h: Tensor, c: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+        hiddens = []
+        for each in x:
+            i, f, g, o = (each + F.linear(h, w, b)).chunk(4, dim=-1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            hiddens.append(h)
+        return torch.stack(hiddens), c
+
+    def slopes(layer: Any, given: list[Tensor | None]) -> tuple[Tensor, ...]:
+        def loss(*given: Any) -> Tensor:
+            hiddens, last = layer(*given)
+            return wave(hiddens.double()) + 0.5 * wave(last.double())
+
+        leaves = [each for each in given if each is not None]
+        dims = tuple(None if each is None else 0 for each in given)
+        return torch.autograd.grad(vmap(loss, in_dims=dims)(*given).sum(), leaves)
+
+    kinds = dtype, torch.float32, torch.float32, dtype, dtype
+    narrow = [
+        None if each is None else each.detach().to(k).requires_grad_() for each, k in zip(given, kinds, strict=True)
+    ]
+    rtol = 1e-4 if dtype == torch.float32 else 5e-2
+    for one, other in zip(slopes(cell.lstm_layer, narrow), slopes(written_out, given), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=rtol, atol=rtol * float(other.abs().max()))

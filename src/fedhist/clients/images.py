@@ -259,4 +259,5 @@ class ManyImages(TorchFunctionMode):
             elif input.dtype == torch.float32 and weight.shape[3] <= UNROLLED:
                 chosen = self._kernels.small
         one = (None if each is None else each[None] for each in (input, weight, bias))  # model, and vmap adds others
-        return chosen.apply(*one, shape)[0]  # type: ignore[no-any-return]
+        # Not `[0]`, whose gradient would be copied into zeros.
+        return chosen.apply(*one, shape).squeeze(0)  # type: ignore[no-any-return]

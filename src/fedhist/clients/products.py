@@ -75,7 +75,7 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         return None
     # Rows in one axis: of a sequence PyTorch would copy the weights for every position.
     rows = input.reshape(-1, input.shape[-1])[None], weight[None], None if bias is None else bias[None]
-    result: Tensor = Linear.apply(*rows)[0]
+    result: Tensor = Linear.apply(*rows).squeeze(0)
     return result.reshape(*input.shape[:-1], weight.shape[0])
 
 

@@ -98,9 +98,17 @@ def _attention(
     return dropped @ value
 
 
+def _projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:
+    """Return what attention compares and mixes, as PyTorch's function does, whose gradients fill zeros for each."""
+    if not (q is k and k is v):
+        return F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined, no-any-return]
+    together = torch.unflatten(F.linear(q, w, b), -1, (3, -1))
+    return together.movedim(-2, 0).contiguous().unbind(0)
+
+
 def _seen_through(function: Any) -> Any:
     """Return a function of PyTorch's whose own calls a mode sees, too: else it sees the outermost alone."""
-    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    names = {**function.__globals__, "has_torch_function": lambda _: False, "_in_projection_packed": _projections}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

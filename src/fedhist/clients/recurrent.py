@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedhist.clients import kernels
+from fedhist.clients.precision import as_autocast_has_it
 
 State = tuple[Tensor, ...]
 """The hidden state, and of an LSTM its cell's."""
@@ -22,11 +23,6 @@ Drop = Callable[[Tensor, float], Tensor]
 
 
 def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
-    if inputs.is_cuda and kernels.why_not(inputs.device) is None:
-        from fedhist.clients.kernels.cell import lstm_cell  # noqa: PLC0415
-
-        if (found := lstm_cell(inputs, hidden, state[1])) is not None:
-            return found
     i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
@@ -100,13 +96,27 @@ def _passed(
     w_input, w_hidden, *rest = params
     b_input, b_hidden = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None  # an LSTM's hidden state may be narrower than its cell's
-    inputs = F.linear(x, w_input, b_input).unbind(0)  # those of all positions in one product
-    outputs = []
+    together = F.linear(x, w_input, b_input)  # those of all positions in one product
+    if cell is _lstm and projection is None and together.is_cuda and kernels.why_not(together.device) is None:
+        found = _by_kernels(together.flip(0) if backwards else together, state, w_hidden, b_hidden)
+        if found is not None:
+            return found[0].flip(0) if backwards else found[0], found[1]
+    inputs, outputs = together.unbind(0), []
     for each in reversed(inputs) if backwards else inputs:
         hidden, *others = cell(each, F.linear(state[0], w_hidden, b_hidden), state)
         state = (hidden if projection is None else F.linear(hidden, projection), *others)
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _by_kernels(inputs: Tensor, state: State, w: Tensor, b: Tensor | None) -> tuple[Tensor, State] | None:
+    """Return all hidden states of an LSTM's layer and its last state, each position by one kernel."""
+    from fedhist.clients.kernels.cell import lstm_layer  # noqa: PLC0415
+
+    w, b = as_autocast_has_it(w, b)
+    hidden, first = state
+    found = lstm_layer(inputs, hidden, first, w, b)
+    return None if found is None else (found[0], (found[0][-1], found[1]))
 
 
 def _position(

@@ -1,4 +1,4 @@
-"""The element-wise part of an LSTM's position as one kernel, instead of ten that take longer to start than to run."""
+"""Layers of LSTMs of many models: one kernel for each position, and one for its gradient."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fedhist.clients.images import over_models
-from fedhist.clients.kernels.launch import launch
+from fedhist.clients.kernels.launch import launch, rounding
 
-TILE = 512
+EXAMPLES, UNITS, FACTORS = 32, 16, 64
+"""Of a program: examples and units of its result, and how many factors of a sum it reads at a time."""
 
 
 @triton.jit
@@ -23,81 +24,155 @@ def _tanh(x):
     return tl.where(square < 0.01, series, 2 * tl.sigmoid(2 * x) - 1)
 
 
-@triton.jit
-def _forward(a_ptr, b_ptr, cell_ptr, gates_ptr, hidden_ptr, next_ptr, count, WIDTH, TILE: tl.constexpr):
-    """c' = σ(f)·c + σ(i)·tanh(g), h = σ(o)·tanh(c'), and the four gates, which the gradient needs."""
-    n = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = n < count
-    place = n // WIDTH * 4 * WIDTH + n % WIDTH
-    i = tl.sigmoid(tl.load(a_ptr + place, there, 0.0) + tl.load(b_ptr + place, there, 0.0))
-    place += WIDTH
-    f = tl.sigmoid(tl.load(a_ptr + place, there, 0.0) + tl.load(b_ptr + place, there, 0.0))
-    place += WIDTH
-    g = _tanh(tl.load(a_ptr + place, there, 0.0) + tl.load(b_ptr + place, there, 0.0))
-    place += WIDTH
-    o = tl.sigmoid(tl.load(a_ptr + place, there, 0.0) + tl.load(b_ptr + place, there, 0.0))
-    cell = f * tl.load(cell_ptr + n, there, 0.0) + i * g
-    tl.store(next_ptr + n, cell, there)
-    tl.store(hidden_ptr + n, o * _tanh(cell), there)
-    tl.store(gates_ptr + place - 3 * WIDTH, i, there)
-    tl.store(gates_ptr + place - 2 * WIDTH, f, there)
-    tl.store(gates_ptr + place - WIDTH, g, there)
-    tl.store(gates_ptr + place, o, there)
+@triton.jit(do_not_specialize=["position", "positions", "examples"])
+def _forward(
+    x_ptr, w_ptr, b_ptr, hidden_ptr, cell_ptr, gates_ptr, position, positions, examples, WIDTH,
+    has_bias: tl.constexpr, PRECISION: tl.constexpr, BE: tl.constexpr, BU: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """(i, f, g, o) = x + W·h + b, c' = σ(f)·c + σ(i)·tanh(g), h' = σ(o)·tanh(c'); the gradient needs the gates."""
+    model, blocks = tl.program_id(1).to(tl.int64), tl.cdiv(WIDTH, BU)
+    e, u = tl.program_id(0) // blocks * BE + tl.arange(0, BE), tl.program_id(0) % blocks * BU + tl.arange(0, BU)
+    there = (e < examples)[:, None] & (u < WIDTH)[None, :]
+    now = (model * positions + position) * examples + e
+    state = (model * (positions + 1) + position) * examples + e
+    place = now[:, None] * (4 * WIDTH) + u[None, :]
+    w_base = w_ptr + model * 4 * WIDTH * WIDTH + u[None, :] * WIDTH
+    i, f = tl.zeros((BE, BU), tl.float32), tl.zeros((BE, BU), tl.float32)
+    g, o = tl.zeros((BE, BU), tl.float32), tl.zeros((BE, BU), tl.float32)
+    for start in range(0, WIDTH, BF):
+        k = start + tl.arange(0, BF)
+        some = (k < WIDTH)[:, None] & (u < WIDTH)[None, :]
+        h = tl.load(
+            hidden_ptr + state[:, None] * WIDTH + k[None, :], (e < examples)[:, None] & (k < WIDTH)[None, :], 0.0
+        )
+        w = tl.load(w_base + k[:, None], some, 0.0)
+        h = h.to(w.dtype)
+        i = tl.dot(h, w, i, input_precision=PRECISION)
+        f = tl.dot(h, tl.load(w_base + WIDTH * WIDTH + k[:, None], some, 0.0), f, input_precision=PRECISION)
+        g = tl.dot(h, tl.load(w_base + 2 * WIDTH * WIDTH + k[:, None], some, 0.0), g, input_precision=PRECISION)
+        o = tl.dot(h, tl.load(w_base + 3 * WIDTH * WIDTH + k[:, None], some, 0.0), o, input_precision=PRECISION)
+    if has_bias:
+        b = b_ptr + model * 4 * WIDTH + u
+        i += tl.load(b, u < WIDTH, 0.0).to(tl.float32)[None, :]
+        f += tl.load(b + WIDTH, u < WIDTH, 0.0).to(tl.float32)[None, :]
+        g += tl.load(b + 2 * WIDTH, u < WIDTH, 0.0).to(tl.float32)[None, :]
+        o += tl.load(b + 3 * WIDTH, u < WIDTH, 0.0).to(tl.float32)[None, :]
+    i = tl.sigmoid(i + tl.load(x_ptr + place, there, 0.0).to(tl.float32))
+    f = tl.sigmoid(f + tl.load(x_ptr + place + WIDTH, there, 0.0).to(tl.float32))
+    g = _tanh(g + tl.load(x_ptr + place + 2 * WIDTH, there, 0.0).to(tl.float32))
+    o = tl.sigmoid(o + tl.load(x_ptr + place + 3 * WIDTH, there, 0.0).to(tl.float32))
+    before = state[:, None] * WIDTH + u[None, :]
+    cell = f * tl.load(cell_ptr + before, there, 0.0) + i * g
+    tl.store(cell_ptr + before + examples * WIDTH, cell, there)
+    tl.store(hidden_ptr + before + examples * WIDTH, o * _tanh(cell), there)
+    tl.store(gates_ptr + place, i, there)
+    tl.store(gates_ptr + place + WIDTH, f, there)
+    tl.store(gates_ptr + place + 2 * WIDTH, g, there)
+    tl.store(gates_ptr + place + 3 * WIDTH, o, there)
 
 
-@triton.jit
-def _backward(dh_ptr, dn_ptr, gates_ptr, cell_ptr, next_ptr, da_ptr, dc_ptr, count, WIDTH, TILE: tl.constexpr):
-    """The gradients of what enters the gates, and of c, from those of h and c'."""
-    n = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = n < count
-    place = n // WIDTH * 4 * WIDTH + n % WIDTH
+@triton.jit(do_not_specialize=["position", "positions", "examples"])
+def _backward(
+    dh_ptr, dc_ptr, w_ptr, cell_ptr, gates_ptr, da_ptr, position, positions, examples, WIDTH,
+    PRECISION: tl.constexpr, BE: tl.constexpr, BU: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """The gradients of what enters the gates, and of c, from those of h', of c' and of the next position's gates."""
+    model, blocks = tl.program_id(1).to(tl.int64), tl.cdiv(WIDTH, BU)
+    e, u = tl.program_id(0) // blocks * BE + tl.arange(0, BE), tl.program_id(0) % blocks * BU + tl.arange(0, BU)
+    there = (e < examples)[:, None] & (u < WIDTH)[None, :]
+    now = (model * positions + position) * examples + e
+    state = ((model * (positions + 1) + position) * examples + e)[:, None] * WIDTH + u[None, :]
+    dh = tl.load(dh_ptr + now[:, None] * WIDTH + u[None, :], there, 0.0)
+    if position + 1 < positions:
+        for start in range(0, 4 * WIDTH, BF):
+            k = start + tl.arange(0, BF)
+            some = (k < 4 * WIDTH)[:, None] & (u < WIDTH)[None, :]
+            w = tl.load(w_ptr + (model * WIDTH + u[None, :]) * (4 * WIDTH) + k[:, None], some, 0.0)
+            some = (e < examples)[:, None] & (k < 4 * WIDTH)[None, :]
+            a = tl.load(da_ptr + (now[:, None] + examples) * (4 * WIDTH) + k[None, :], some, 0.0)
+            dh = tl.dot(a.to(w.dtype), w, dh, input_precision=PRECISION)
+    place = now[:, None] * (4 * WIDTH) + u[None, :]
     i, f = tl.load(gates_ptr + place, there, 0.0), tl.load(gates_ptr + place + WIDTH, there, 0.0)
     g, o = tl.load(gates_ptr + place + 2 * WIDTH, there, 0.0), tl.load(gates_ptr + place + 3 * WIDTH, there, 0.0)
-    t, dh = _tanh(tl.load(next_ptr + n, there, 0.0)), tl.load(dh_ptr + n, there, 0.0)
-    dc = tl.load(dn_ptr + n, there, 0.0) + dh * o * (1 - t * t)
+    t = _tanh(tl.load(cell_ptr + state + examples * WIDTH, there, 0.0))
+    own = (model * examples + e)[:, None] * WIDTH + u[None, :]
+    dc = tl.load(dc_ptr + own, there, 0.0) + dh * o * (1 - t * t)
     tl.store(da_ptr + place, dc * g * i * (1 - i), there)
-    tl.store(da_ptr + place + WIDTH, dc * tl.load(cell_ptr + n, there, 0.0) * f * (1 - f), there)
+    tl.store(da_ptr + place + WIDTH, dc * tl.load(cell_ptr + state, there, 0.0) * f * (1 - f), there)
     tl.store(da_ptr + place + 2 * WIDTH, dc * i * (1 - g * g), there)
     tl.store(da_ptr + place + 3 * WIDTH, dh * t * o * (1 - o), there)
-    tl.store(dc_ptr + n, dc * f, there)
+    tl.store(dc_ptr + own, dc * f, there)
 
 
-def _cell(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    inputs, hidden, cell = inputs.contiguous(), hidden.contiguous(), cell.contiguous()
-    gates, output, state = torch.empty_like(inputs), torch.empty_like(cell), torch.empty_like(cell)
-    grid = (triton.cdiv(cell.numel(), TILE),)
-    launch(_forward, grid, inputs, hidden, cell, gates, output, state, cell.numel(), cell.shape[-1], TILE)
-    return output, state, gates
+def _grid(models: int, examples: int, width: int) -> tuple[int, int]:
+    return triton.cdiv(examples, EXAMPLES) * triton.cdiv(width, UNITS), models
 
 
-def _slopes(d_output: Tensor, d_state: Tensor, gates: Tensor, cell: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    given = [each.contiguous() for each in (d_output, d_state, gates, cell, state)]
-    d_gates, d_cell = torch.empty_like(given[2]), torch.empty_like(given[4])
-    grid = (triton.cdiv(d_cell.numel(), TILE),)
-    launch(_backward, grid, *given, d_gates, d_cell, d_cell.numel(), d_cell.shape[-1], TILE)
-    return d_gates, d_cell
+def _layer(
+    x: Tensor, hidden: Tensor, cell: Tensor, w: Tensor, b: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return all hidden states, the last of the cell, and what the gradient needs: states and gates."""
+    models, positions, examples, _ = x.shape
+    width, x, w = w.shape[-1], x.contiguous(), w.contiguous()
+    hiddens, cells = (x.new_empty((models, positions + 1, examples, width), dtype=torch.float32) for _ in range(2))
+    hiddens[:, 0], cells[:, 0] = hidden, cell
+    gates = torch.empty_like(x, dtype=torch.float32)
+    sizes, bias = (positions, examples, width), w if b is None else b.contiguous()
+    how = b is not None, rounding(), EXAMPLES, UNITS, FACTORS
+    for position in range(positions):
+        pointers = x, w, bias, hiddens, cells, gates
+        launch(_forward, _grid(models, examples, width), *pointers, position, *sizes, *how, num_warps=2)
+    return hiddens[:, 1:].clone(), cells[:, -1].clone(), hiddens, cells, gates
+
+
+def _slopes(
+    d_hiddens: Tensor, d_cell: Tensor, w: Tensor, hiddens: Tensor, cells: Tensor, gates: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of what enters the gates, of the first states and of the weights."""
+    models, positions, examples, width = d_hiddens.shape
+    d_hiddens, turned, d_cell = (
+        d_hiddens.contiguous(),
+        w.mT.contiguous(),
+        d_cell.clone(memory_format=torch.contiguous_format),
+    )
+    d_gates, sizes = torch.empty_like(gates), (positions, examples, width)
+    for position in reversed(range(positions)):
+        pointers, how = (d_hiddens, d_cell, turned, cells, gates, d_gates), (rounding(), EXAMPLES, UNITS, FACTORS)
+        launch(_backward, _grid(models, examples, width), *pointers, position, *sizes, *how, num_warps=2)
+    slopes = d_gates.to(w.dtype)
+    before = hiddens[:, :-1].flatten(1, 2).to(w.dtype)
+    d_weights = torch.bmm(slopes.flatten(1, 2).mT, before)  # of all positions at once
+    return d_gates, torch.bmm(slopes[:, 0], w).to(hiddens.dtype), d_cell, d_weights
 
 
 _Slopes = over_models(_slopes)
 
 
-class _Cell(over_models(_cell)):
-    """Of ``(M, ..., 4·width)`` twice and ``(M, ..., width)``: the hidden state, the cell's, and the gates."""
+class _Layer(over_models(_layer)):
+    """Of ``(M, positions, examples, 4·width)``, the first states and weights ``(M, 4·width, width)``: all states."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(output[2], inputs[2], output[1])
+        x, _, _, w, b = inputs
+        ctx.dtype, ctx.has_bias = x.dtype, b is not None
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(w, *output[2:])
 
     @staticmethod
-    def backward(ctx: Any, d_output: Tensor, d_state: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor]:
-        d_gates, d_cell = _Slopes.apply(d_output, d_state, *ctx.saved_tensors)
-        return d_gates, d_gates, d_cell
+    def backward(ctx: Any, d_hiddens: Tensor, d_cell: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        d_gates, d_hidden, d_first, d_weights = _Slopes.apply(d_hiddens, d_cell, *ctx.saved_tensors)
+        d_bias = d_gates.sum(dim=(1, 2)).to(d_weights.dtype) if ctx.has_bias else None
+        return d_gates.to(ctx.dtype), d_hidden, d_first, d_weights, d_bias
 
 
-def lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the hidden state and the cell's, as one position of an LSTM has them; None but for float32."""
-    if {each.dtype for each in (inputs, hidden, cell)} != {torch.float32}:
+def lstm_layer(x: Tensor, hidden: Tensor, cell: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return the hidden states after all positions and the last state of the cell, as a layer of an LSTM has them.
+
+    `x` is what the inputs contribute to the gates, ``(positions, examples, 4·width)``. None for what has no kernel.
+    """
+    known = {x.dtype, w.dtype} in ({torch.float32}, {torch.bfloat16}) and x.numel() > 0
+    if not known or {hidden.dtype, cell.dtype} != {torch.float32}:
         return None
-    output, state, _ = _Cell.apply(inputs[None], hidden[None], cell[None])
-    return output[0], state[0]
+    of_one_model = (None if each is None else each.unsqueeze(0) for each in (x, hidden, cell, w, b))
+    hiddens, last, *_ = _Layer.apply(*of_one_model)
+    return hiddens.squeeze(0), last.squeeze(0)

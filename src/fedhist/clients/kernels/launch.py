@@ -51,6 +51,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
             kernel[grid](*args, **options)
 
 
+def rounding() -> str:
+    """Return how products of float32 are computed: by one of TF32, or by three, which are as exact as float32."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _total(x_ptr, y_ptr, parts, size, TILE: tl.constexpr):
     """y[m, n] = Σ_part x[m, part, n]."""

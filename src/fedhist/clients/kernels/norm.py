@@ -160,7 +160,8 @@ def group_norm(
     per, rest = divmod(input.shape[1], num_groups)
     if rest or per & (per - 1) or input.shape[1] % max(per, 16):
         return None
-    return Norm.apply(input[None], weight[None], bias[None], num_groups, eps)[0][0]  # type: ignore[no-any-return]
+    normalised, *_ = Norm.apply(input[None], weight[None], bias[None], num_groups, eps)
+    return normalised.squeeze(0)  # type: ignore[no-any-return]
 
 
 class _Relu(torch.autograd.Function):

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedhist.clients.images import Shape, convolution
-from fedhist.clients.kernels.launch import launch, whole_of
+from fedhist.clients.kernels.launch import launch, rounding, whole_of
 
 
 @triton.jit(do_not_specialize=["images", "H", "W", "OH", "OW", "KH", "KW"])
@@ -152,11 +152,6 @@ def _turned(w: Tensor, strides: tuple[int, int], sizes: tuple[int, int, int]) ->
     return y
 
 
-def _precision() -> str:
-    """Return how products of float32 are computed: by one of TF32, or by three, which are as exact as float32."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
-
-
 FEW = 16
 """Channels of an input below which a product goes over those of several weights."""
 
@@ -182,7 +177,7 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shap
     pixels = examples * triton.cdiv(oh, stride[0]) * triton.cdiv(ow, stride[1]) if to_input else examples * oh * ow
     grid = (triton.cdiv(pixels, tiles[0]) * triton.cdiv(co, tiles[1]), models, turns)
     sizes = examples, ci, height, width, co, oh, ow, *kernel, *stride, *padding
-    bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, _precision())
+    bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, rounding())
     launch(_convolve, grid, x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
     return y
 
@@ -202,7 +197,7 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     kernel, (stride, padding, *_) = shape.w[2:], shape.options
     pixels, flat = examples * oh * ow, ci < FEW
     # Where sums go over pixels, tensor cores of the newest kind take bfloat16 alone: fewer warps have the older.
-    narrow, precision = dy.dtype != torch.float32, _precision()
+    narrow, precision = dy.dtype != torch.float32, rounding()
     outputs, warps = (64, 4) if narrow or flat else (64, 2) if precision == "tf32" else (32, 2)
     tiles = _tile(co, outputs), 32 if flat else _tile(ci, 64), 64 if narrow else 32
     inputs = triton.cdiv(kernel.numel() * ci, tiles[1]) if flat else kernel.numel() * triton.cdiv(ci, tiles[1])
