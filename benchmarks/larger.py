@@ -3,7 +3,8 @@
     python benchmarks/larger.py [--device cuda] [--rows lenet resnet18 vision:vit] [--precisions float32 bfloat16]
 
 K = 10, one step of 32 examples, four methods at once; LeNet also with eight methods and three seeds, and alone. The
-loop runs at the same precision and at float32, and the faster of the two is what speeds are multiples of. "First
+loop runs at the same precision and at float32, and the faster of the two is what speeds are multiples of. A run has as
+many rounds as take it a few seconds on an H200 (`ROWS`), with its start and its capture; give fewer elsewhere. "First
 round" is the time from the call to the end of round 1, with everything that is compiled on the way. On a GPU the
 memory that was planned for the runs and their data stands beside the most that was in use.
 """
@@ -25,16 +26,16 @@ from fedhist.simulation.plan import devices_of, memory_needed, plan
 from fedhist.store.recording import in_units
 
 FOUR = ("fedavg", "fedbuff", "ca2fl", "fedhist")
-ROWS: dict[str, tuple[str, Sequence[str], int]] = {
-    "lenet": ("lenet", FOUR, 1),
-    "lenet, 8 methods × 3 seeds": ("lenet", tuple(COMPARED.values()), 3),
-    "lenet, one run": ("lenet", ("fedhist",), 1),
-    "resnet18": ("resnet18", FOUR, 1),
-    "vision:vit": ("vision:vit", FOUR, 1),
-    "char-lstm": ("char-lstm", FOUR, 1),
-    "char-transformer": ("char-transformer", FOUR, 1),
+ROWS: dict[str, tuple[str, Sequence[str], int, int]] = {
+    "lenet": ("lenet", FOUR, 1, 1000),
+    "lenet, 8 methods × 3 seeds": ("lenet", tuple(COMPARED.values()), 3, 300),
+    "lenet, one run": ("lenet", ("fedhist",), 1, 2000),
+    "resnet18": ("resnet18", FOUR, 1, 100),
+    "vision:vit": ("vision:vit", FOUR, 1, 100),
+    "char-lstm": ("char-lstm", FOUR, 1, 100),
+    "char-transformer": ("char-transformer", FOUR, 1, 300),
 }
-"""A model, methods and the number of their seeds."""
+"""A model, methods, the number of their seeds, and the rounds of a run."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
 HEADER = (
     "| model | precision | plain loop | the same in float32 | fedhist | × the faster loop | first round "
@@ -44,13 +45,14 @@ HEADER = (
 
 def row(name: str, precision: str, args: argparse.Namespace) -> str:
     """Measure one line of the table."""
-    model, methods, seeds = ROWS[name]
+    model, methods, seeds, rounds = ROWS[name]
+    rounds = args.rounds or rounds
     where = devices_of(args.device)[0]
     task = random_task(args.clients, model)
     own, exact = (fh.Local(0.01, steps=1, precision=each) for each in (precision, "float32"))
     on_gpu = where.type == "cuda"
 
-    def trials(rounds: int) -> list[fh.Trial]:
+    def trials(rounds: int = rounds) -> list[fh.Trial]:
         pairs = [(method, seed) for method in methods for seed in range(seeds)]
         return [fh.Trial(m, task, k=10, rounds=rounds, seed=s, local=own, eval_every=rounds) for m, s in pairs]
 
@@ -68,16 +70,16 @@ def row(name: str, precision: str, args: argparse.Namespace) -> str:
         ways[which] = args.loop_updates, loop
     memory = "– | –"
     if on_gpu:
-        needed = sum(sum(each.values()) for each in memory_needed(plan(trials(args.rounds), "auto", where), where))
+        needed = sum(sum(each.values()) for each in memory_needed(plan(trials(), "auto", where), where))
         data = sum(each.numel() * each.element_size() for each in task.on(where) if isinstance(each, torch.Tensor))
         torch.cuda.synchronize(where)
         torch.cuda.reset_peak_memory_stats(where)
         before = torch.cuda.memory_allocated(where) - data
-        fh.simulate_many(trials(args.rounds), device=args.device)
+        fh.simulate_many(trials(), device=args.device)
         used = torch.cuda.max_memory_allocated(where) - before
         memory = f"{in_units(needed + data)} | {in_units(used)}"
-    count = args.rounds * 10 * len(methods) * seeds
-    ways["fedhist"] = count, lambda: fh.simulate_many(trials(args.rounds), device=args.device)
+    count = rounds * 10 * len(methods) * seeds
+    ways["fedhist"] = count, lambda: fh.simulate_many(trials(), device=args.device)
     rates = best_rates(ways, args.repeats)
     ratio = rates["fedhist"] / max(rates["own"], rates["exact"])
     speeds = " | ".join(f"{rates[each]:,.0f}/s" for each in ("own", "exact", "fedhist"))
@@ -90,7 +92,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=50, help="of a turn")
+    parser.add_argument("--rounds", type=int, help="of a turn")
     parser.add_argument("--loop-updates", type=int, default=60, help="of a turn")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="the table, line by line")

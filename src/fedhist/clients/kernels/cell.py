@@ -155,11 +155,15 @@ class _Layer(over_models(_layer)):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, _, _, w, b = inputs
         ctx.dtype, ctx.has_bias = x.dtype, b is not None
+        ctx.set_materialize_grads(False)  # zeros, for what has no gradient
         ctx.mark_non_differentiable(*output[2:])
         ctx.save_for_backward(w, *output[2:])
 
     @staticmethod
-    def backward(ctx: Any, d_hiddens: Tensor, d_cell: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_hiddens: Tensor | None, d_cell: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        _, states, cells, _ = ctx.saved_tensors
+        d_hiddens = torch.zeros_like(states[:, 1:]) if d_hiddens is None else d_hiddens
+        d_cell = torch.zeros_like(cells[:, 0]) if d_cell is None else d_cell
         d_gates, d_hidden, d_first, d_weights = _Slopes.apply(d_hiddens, d_cell, *ctx.saved_tensors)
         d_bias = d_gates.sum(dim=(1, 2)).to(d_weights.dtype) if ctx.has_bias else None
         return d_gates.to(ctx.dtype), d_hidden, d_first, d_weights, d_bias

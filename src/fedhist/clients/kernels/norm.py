@@ -143,6 +143,7 @@ class Norm(over_models(_normalised)):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, gamma, _, ctx.groups, _ = inputs
+        ctx.set_materialize_grads(False)  # zeros, for what has no gradient
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(x, gamma, *output[1:])
 

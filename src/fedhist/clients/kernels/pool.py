@@ -83,6 +83,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, ctx.window, ctx.stride = inputs
+        ctx.set_materialize_grads(False)  # zeros, for what has no gradient
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
         ctx.size = x.shape[-2:]

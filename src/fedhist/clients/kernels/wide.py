@@ -160,6 +160,20 @@ def _tile(channels: int, most: int) -> int:
     return max(16, min(most, int(triton.next_power_of_2(channels))))
 
 
+def _tiles(outputs: int, inputs: int, flat: bool, narrow: bool) -> tuple[tuple[int, int, int], int, int]:
+    """Return a program's pixels, output channels and input channels at a time, its warps, and its stages."""
+    large = outputs >= 128  # then tiles are squares
+    at_a_time = 32 if flat else _tile(inputs, 64 if narrow else 32)
+    return (128, _tile(outputs, 128 if large else 64), at_a_time), 8 if large else 4, 3
+
+
+def _tiles_of_weights(outputs: int, inputs: int, flat: bool, narrow: bool) -> tuple[tuple[int, int, int], int, int]:
+    """Return a program's output channels, input channels and pixels at a time, its warps, and its stages."""
+    # Where sums go over pixels, tensor cores of the newest kind take bfloat16 alone: fewer warps have the older.
+    most, warps = (64, 4) if narrow or flat else (64, 2) if rounding() == "tf32" else (32, 2)
+    return (_tile(outputs, most), 32 if flat else _tile(inputs, 64), 64 if narrow else 32), warps, 3
+
+
 def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shape: Shape, *, to_input: bool) -> Tensor:
     """Return images ``(M, examples, *size)`` from others and weights ``(M, CO, CI, KH, KW)``."""
     x, w = _last(x), w if w[0].is_contiguous() else w.contiguous()
@@ -171,14 +185,13 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None, size: tuple[int, ...], shap
     strides = examples * oh * ow * co, oh * ow * co, 1, ow * co, co  # as `_last` has it, and not a view
     y = x.new_empty_strided((models, examples, co, oh, ow), strides)
     flat = ci < FEW and not to_input
-    large = co >= 128  # then tiles are squares
-    tiles = 128, _tile(co, 128 if large else 64), 32 if flat else _tile(ci, 32 if x.dtype == torch.float32 else 64)
+    tiles, warps, stages = _tiles(co, ci, flat, x.dtype != torch.float32)
     turns = stride[0] * stride[1] if to_input else 1
     pixels = examples * triton.cdiv(oh, stride[0]) * triton.cdiv(ow, stride[1]) if to_input else examples * oh * ow
     grid = (triton.cdiv(pixels, tiles[0]) * triton.cdiv(co, tiles[1]), models, turns)
     sizes = examples, ci, height, width, co, oh, ow, *kernel, *stride, *padding
     bias, how = w if b is None else b.contiguous(), (b is not None, to_input, flat, rounding())
-    launch(_convolve, grid, x, w, bias, y, *sizes, *how, *tiles, num_warps=8 if large else 4, num_stages=3)
+    launch(_convolve, grid, x, w, bias, y, *sizes, *how, *tiles, num_warps=warps, num_stages=stages)
     return y
 
 
@@ -196,29 +209,15 @@ def _conv_weight(dy: Tensor, x: Tensor, shape: Shape) -> Tensor:
     _, _, height, width, ci = x.shape
     kernel, (stride, padding, *_) = shape.w[2:], shape.options
     pixels, flat = examples * oh * ow, ci < FEW
-    # Where sums go over pixels, tensor cores of the newest kind take bfloat16 alone: fewer warps have the older.
-    narrow, precision = dy.dtype != torch.float32, rounding()
-    outputs, warps = (64, 4) if narrow or flat else (64, 2) if precision == "tf32" else (32, 2)
-    tiles = _tile(co, outputs), 32 if flat else _tile(ci, 64), 64 if narrow else 32
+    tiles, warps, stages = _tiles_of_weights(co, ci, flat, dy.dtype != torch.float32)
     inputs = triton.cdiv(kernel.numel() * ci, tiles[1]) if flat else kernel.numel() * triton.cdiv(ci, tiles[1])
     programs = triton.cdiv(co, tiles[0]) * inputs
     parts = max(1, min(triton.cdiv(512, models * programs), pixels // 512))
     share = triton.cdiv(triton.cdiv(pixels, parts), tiles[2]) * tiles[2]
     dw = dy.new_empty((models, parts, co, kernel.numel(), ci), dtype=torch.float32)
     sizes = examples, share, parts, ci, height, width, co, oh, ow, *kernel, *stride, *padding
-    launch(
-        _of_weights,
-        (programs, models * parts),
-        dy,
-        x,
-        dw,
-        *sizes,
-        flat,
-        precision,
-        *tiles,
-        num_warps=warps,
-        num_stages=3,
-    )
+    grid, how = (programs, models * parts), (flat, rounding())
+    launch(_of_weights, grid, dy, x, dw, *sizes, *how, *tiles, num_warps=warps, num_stages=stages)
     turned = _turned(whole_of(dw), (kernel.numel() * ci, ci), (co, kernel.numel(), ci))
     return turned.view(models, *shape.w).to(dy.dtype)
 
