@@ -3,8 +3,9 @@
     python benchmarks/larger.py [--device cuda] [--rows lenet resnet18 vision:vit] [--precisions float32 bfloat16]
 
 K = 10, one step of 32 examples, four methods at once; LeNet also with eight methods and three seeds, and alone. The
-loop runs at the same precision and at float32, and the faster of the two is what speeds are multiples of. A run has as
-many rounds as take it a few seconds on an H200 (`ROWS`), with its start and its capture; give fewer elsewhere. "First
+loop runs at the same precision and at float32, and the faster of the two is what speeds are multiples of. fedhist's
+speed is that of a run under way: as many rounds as take an H200 a few seconds (`ROWS`; give fewer elsewhere), less a
+run of three. "First
 round" is the time from the call to the end of round 1, with everything that is compiled on the way. On a GPU the
 memory that was planned for the runs and their data stands beside the most that was in use.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +37,8 @@ ROWS: dict[str, tuple[str, Sequence[str], int, int]] = {
     "char-transformer": ("char-transformer", FOUR, 1, 300),
 }
 """A model, methods, the number of their seeds, and the rounds of a run."""
+START = 3
+"""Rounds of a run whose time is taken off that of the whole: the models' making, the capture and the end."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
 HEADER = (
     "| model | precision | plain loop | the same in float32 | fedhist | × the faster loop | first round "
@@ -62,25 +65,25 @@ def row(name: str, precision: str, args: argparse.Namespace) -> str:
     def noted(*_: object) -> None:
         first or first.append(time.perf_counter() - started)
 
-    fh.simulate_many(trials(3), device=args.device, on_round=noted)
-    ways = {}
+    fh.simulate_many(trials(START), device=args.device, on_round=noted)
+    ways: dict[str, tuple[int, Callable[[], object]]] = {
+        "start": (1, lambda: fh.simulate_many(trials(START), device=args.device)),
+        "whole": (1, lambda: fh.simulate_many(trials(), device=args.device)),
+    }
     for which, local in (("own", own), ("exact", exact)):
         loop = with_threads(1, plain_loop(task, local, args.loop_updates, where))
         loop()  # so that neither side pays for what libraries do once
         ways[which] = args.loop_updates, loop
-    memory = "– | –"
+    planned = before = 0
     if on_gpu:
-        needed = sum(sum(each.values()) for each in memory_needed(plan(trials(), "auto", where), where))
         data = sum(each.numel() * each.element_size() for each in task.on(where) if isinstance(each, torch.Tensor))
+        planned = data + sum(sum(each.values()) for each in memory_needed(plan(trials(), "auto", where), where))
         torch.cuda.synchronize(where)
         torch.cuda.reset_peak_memory_stats(where)
         before = torch.cuda.memory_allocated(where) - data
-        fh.simulate_many(trials(), device=args.device)
-        used = torch.cuda.max_memory_allocated(where) - before
-        memory = f"{in_units(needed + data)} | {in_units(used)}"
-    count = rounds * 10 * len(methods) * seeds
-    ways["fedhist"] = count, lambda: fh.simulate_many(trials(), device=args.device)
     rates = best_rates(ways, args.repeats)
+    memory = f"{in_units(planned)} | {in_units(torch.cuda.max_memory_allocated(where) - before)}" if on_gpu else "– | –"
+    rates["fedhist"] = 10 * len(methods) * seeds * (rounds - START) / (1 / rates["whole"] - 1 / rates["start"])
     ratio = rates["fedhist"] / max(rates["own"], rates["exact"])
     speeds = " | ".join(f"{rates[each]:,.0f}/s" for each in ("own", "exact", "fedhist"))
     return f"| {name} | {precision} | {speeds} | {ratio:.1f}× | {first[0]:.1f} s | {memory} |"

@@ -158,9 +158,11 @@ def descend(side: Side, examples: Callable[[int], tuple[Columns, Tensor]]) -> Te
                 g = g + moved_by
             if side.local.clip_norm is not None:
                 g = clipped(g, side.local.clip_norm)
-            working = (share.sum(dim=1) > 0)[:, None]  # clients that have this many steps
-            flat = torch.where(working, optimizer.step(flat, g, side.lr), flat)
-            rest = torch.where(working, moved, rest)
+            after = optimizer.step(flat, g, side.lr)
+            if side.local.epochs is not None:  # otherwise all clients have as many steps
+                working = (share.sum(dim=1) > 0)[:, None]
+                after, moved = torch.where(working, after, flat), torch.where(working, moved, rest)
+            flat, rest = after, moved
     rows = side.version.new_empty((len(flat), parcel.row_width))
     steps = (side.weight.sum(dim=2) > 0).sum(dim=1)[:, None].to(flat.dtype)
     received, known = side.version[:, :size], side.has_previous[:, None]
@@ -193,14 +195,14 @@ def evaluate(task: Task, net: ModuleNet, models: Tensor, test: TestSet, piece: i
     x, y, owner = test.on(models.device)
     net.module.eval()
     predict = vmap(lambda flat, x: net(net.layout.unflatten(flat), x), in_dims=(0, None))
-    scores: list[Score] = []
+    total: Score | None = None  # on the device, since taking it apart takes longer than a small model does
     with torch.no_grad():
         for at in range(0, len(y), piece):
             part = slice(at, at + piece)
             outputs = predict(models, mapped(rows(x, part), lambda each: each.contiguous()))
             found = measured(task, outputs, y[part], None if owner is None else owner[part], test.groups)
-            scores = [a + b for a, b in zip(scores, found, strict=True)] if scores else found
-    return scores
+            total = found if total is None else total + found
+    return [] if total is None else total.each()
 
 
 class BatchedTrainer(Trainer):

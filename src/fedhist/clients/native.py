@@ -153,7 +153,7 @@ class NativeWorker:
         inputs = x[part].contiguous()
         outputs = self.outputs(inputs, np.arange(len(inputs)), candidate.model)
         owners = None if owner is None else owner[part]
-        return measured(candidate.task, outputs[None], y[part], owners, candidate.test.groups)[0]
+        return measured(candidate.task, outputs[None], y[part], owners, candidate.test.groups).each()[0]
 
 
 def _descent(job: Job, model: NativeModel) -> native.Descent:

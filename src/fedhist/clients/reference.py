@@ -144,4 +144,4 @@ def score_of(task: Task, net: ModuleNet, x: Columns, y: Tensor, owner: Tensor | 
     """Evaluate a net with its own parameters on some examples."""
     net.module.eval()
     with torch.inference_mode():
-        return measured(task, net(net.own, x)[None], y, owner, groups)[0]
+        return measured(task, net(net.own, x)[None], y, owner, groups).each()[0]

@@ -18,7 +18,10 @@ COUNT = "examples"
 
 @dataclass(frozen=True)
 class Score:
-    """What is known of a model's outputs for some examples, for each group of them: scores of parts add up."""
+    """What is known of a model's outputs for some examples, for each group of them: scores of parts add up.
+
+    As :func:`measured` returns it, it is that of several models, along the first axis of sums, classes and outputs.
+    """
 
     task: Task
     sums: Mapping[str, Tensor]
@@ -27,6 +30,20 @@ class Score:
     """``(2, classes)``, float64: how many examples of each class there are, and how many are classified correctly."""
     outputs: Kept = ()
     """Outputs, targets and groups, part by part, where a metric needs all of them."""
+
+    def each(self) -> list[Self]:
+        """Return the score of each of several models, on the CPU."""
+        sums = {name: each.cpu() for name, each in self.sums.items()}
+        classes = None if self.classes is None else self.classes.cpu()
+        return [
+            type(self)(
+                self.task,
+                {name: each[i] for name, each in sums.items()},
+                None if classes is None else classes[i],
+                tuple((outputs[i], y, owner) for outputs, y, owner in self.outputs),
+            )
+            for i in range(len(sums[COUNT]))
+        ]
 
     def __add__(self, other: Self) -> Self:
         """Return the score on the examples of both."""
@@ -65,8 +82,8 @@ class Score:
         return torch.cat([o for o, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def measured(task: Task, outputs: Tensor, y: Tensor, owner: Tensor | None = None, groups: int = 1) -> list[Score]:
-    """Return the scores of several models, given their outputs for the same examples, ``(models, examples, …)``.
+def measured(task: Task, outputs: Tensor, y: Tensor, owner: Tensor | None = None, groups: int = 1) -> Score:
+    """Return the score of several models, given their outputs for the same examples, ``(models, examples, …)``.
 
     With `owner`, the group of each example, of which there are `groups`, every group has sums of its own.
     """
@@ -75,7 +92,7 @@ def measured(task: Task, outputs: Tensor, y: Tensor, owner: Tensor | None = None
     else:
         terms = torch.func.vmap(lambda each: _terms(task, each, y))(outputs)
     if owner is None:
-        sums = {name: each.sum(dim=1, keepdim=True).cpu() for name, each in terms.items()}
+        sums = {name: each.sum(dim=1, keepdim=True) for name, each in terms.items()}
     else:  # on the CPU, since adding up by index is in no fixed order on a GPU
         whose = owner.cpu()
         sums = {
@@ -86,17 +103,9 @@ def measured(task: Task, outputs: Tensor, y: Tensor, owner: Tensor | None = None
     if task.num_classes:
         right = (outputs.argmax(dim=-1) == y).double()  # counts are exact, in whatever order they are added up
         counted = torch.stack([torch.ones_like(right), right], dim=1)
-        classes = counted.new_zeros((len(outputs), 2, task.num_classes)).index_add_(2, y, counted).cpu()
+        classes = counted.new_zeros((len(outputs), 2, task.num_classes)).index_add_(2, y, counted)
     whole = any(metric.rows is None for metric in task.metrics)
-    return [
-        Score(
-            task,
-            {name: each[i] for name, each in sums.items()},
-            None if classes is None else classes[i],
-            ((outputs[i], y, owner),) if whole else (),
-        )
-        for i in range(len(outputs))
-    ]
+    return Score(task, sums, classes, ((outputs, y, owner),) if whole else ())
 
 
 def _terms(task: Task, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
