@@ -132,11 +132,8 @@ def _slopes(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of what enters the gates, of the first states and of the weights."""
     models, positions, examples, width = d_hiddens.shape
-    d_hiddens, turned, d_cell = (
-        d_hiddens.contiguous(),
-        w.mT.contiguous(),
-        d_cell.clone(memory_format=torch.contiguous_format),
-    )
+    d_hiddens, turned = d_hiddens.contiguous(), w.mT.contiguous()
+    d_cell = d_cell.clone(memory_format=torch.contiguous_format)  # kernels take it from position to position
     d_gates, sizes = torch.empty_like(gates), (positions, examples, width)
     tiles, pointers = _tiles(w.dtype), (d_hiddens, d_cell, turned, cells, gates, d_gates)
     grid = _grid(models, examples, width, tiles)
