@@ -21,7 +21,7 @@ import torch
 
 import fedhist as fh
 from fedhist.command.speed import best_rates, machine, plain_loop, random_task, with_threads
-from fedhist.errors import exit_with_sentence
+from fedhist.errors import exit_with_sentence, require
 from fedhist.paper.cells import COMPARED
 from fedhist.simulation.plan import devices_of, memory_needed, plan
 from fedhist.store.recording import in_units
@@ -83,7 +83,9 @@ def row(name: str, precision: str, args: argparse.Namespace) -> str:
         before = torch.cuda.memory_allocated(where) - data
     rates = best_rates(ways, args.repeats)
     memory = f"{in_units(planned)} | {in_units(torch.cuda.max_memory_allocated(where) - before)}" if on_gpu else "– | –"
-    rates["fedhist"] = 10 * len(methods) * seeds * (rounds - START) / (1 / rates["whole"] - 1 / rates["start"])
+    under_way = 1 / rates["whole"] - 1 / rates["start"]
+    require(rounds > START and under_way > 0, f"--rounds {rounds} takes no longer than {START}; give more.")
+    rates["fedhist"] = 10 * len(methods) * seeds * (rounds - START) / under_way
     ratio = rates["fedhist"] / max(rates["own"], rates["exact"])
     speeds = " | ".join(f"{rates[each]:,.0f}/s" for each in ("own", "exact", "fedhist"))
     return f"| {name} | {precision} | {speeds} | {ratio:.1f}× | {first[0]:.1f} s | {memory} |"
