@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds must be at least 2.")
     times = WAYS[args.way](args.rounds)
     first, rest = times[1] - times[0], times[-1] - times[1]
     rate = (args.rounds - 1) * COHORT / rest

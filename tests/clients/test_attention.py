@@ -57,6 +57,8 @@ def test_attention_to_itself(options: dict[str, Any], batch_first: bool, bias: b
     assert "scaled_dot_product_attention" in own.calls or options["need_weights"]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+    with Own():
+        assert layer(x_given, x_given, x_given, **options)[0].stride() == expected[0].stride()  # some models view it
 
 
 def test_attention_to_something_else() -> None:
@@ -71,5 +73,11 @@ def test_attention_to_something_else() -> None:
 
 def test_what_pytorch_refuses_is_refused() -> None:
     layer, x = nn.MultiheadAttention(8, 2), torch.randn(5, 3, 8)
-    with Own(), pytest.raises(RuntimeError, match="Need attn_mask"):
-        layer(x, x, x, need_weights=False, is_causal=True)
+    with Own():
+        with pytest.raises(RuntimeError, match="Need attn_mask"):
+            layer(x, x, x, need_weights=False, is_causal=True)
+        with pytest.raises(AssertionError, match="embedding dimension"):
+            layer(x[..., :4], x[..., :4], x[..., :4], need_weights=False)
+        layer.num_heads = 3
+        with pytest.raises(AssertionError, match="not divisible"):
+            layer(x, x, x, need_weights=False)

@@ -15,7 +15,9 @@ def multi_head(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options:
     others = {name for name, option in options.items() if option is not None and option is not False}
     if own and options.get("need_weights") is False and others <= {"training", "average_attn_weights"}:
         given = dict(zip(PLAIN, args, strict=True))
-        if given["in_proj_weight"] is not None and given["bias_k"] is None and not given["add_zero_attn"]:
+        fits = given["width"] == query.shape[-1] and given["width"] % given["heads"] == 0  # PyTorch says what does not
+        more = given["bias_k"], given["bias_v"], given["add_zero_attn"] or None
+        if fits and given["in_proj_weight"] is not None and more == (None, None, None):
             return _self_attention(query, given, training=options.get("training", True)), None
     found: tuple[Tensor, Tensor | None] = _general(query, key, value, *args, **options)
     return found
@@ -29,12 +31,15 @@ PLAIN = (
 
 
 def _self_attention(x: Tensor, given: dict[str, Any], *, training: bool) -> Tensor:
-    """Return attention of ``(positions, batch, width)`` to itself; as a layer made it, it is not copied on the way."""
+    """Return attention of ``(positions, batch, width)`` to itself, which lies in memory as PyTorch's does.
+
+    A layer with `batch_first` has exchanged the first two axes: exchanged back, nothing is copied but the result.
+    """
     together = F.linear(x.transpose(0, 1), given["in_proj_weight"], given["in_proj_bias"])
     q, k, v = torch.unflatten(together, -1, (3, given["heads"], -1)).permute(2, 0, 3, 1, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=given["dropout_p"] if training else 0.0)
     rows = mixed.transpose(1, 2).flatten(2)
-    return F.linear(rows, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
+    return F.linear(rows, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1).contiguous()
 
 
 def _projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:

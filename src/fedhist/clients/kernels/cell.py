@@ -149,7 +149,10 @@ _Slopes = over_models(_slopes)
 
 
 class _Layer(over_models(_layer)):
-    """Of ``(M, positions, examples, 4·width)``, the first states and weights ``(M, 4·width, width)``: all states."""
+    """Of ``(M, positions, examples, 4·width)``, the first states and weights ``(M, 4·width, width)``: all states.
+
+    Its gradients cannot be differentiated again.
+    """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -135,10 +135,9 @@ class _Card:
             place = (self._round - 1) % self._block
             if place == 0 or self._round == self._first:
                 self._place.fill_(place)
-                starts = (self._round - 1 - place + n * self._block for n in (0, 1))
-                now, following = (slice(at, min(at + self._block, self._rounds)) for at in starts)
+                begin = self._round - 1 - place
                 for _, group in self._groups:
-                    group.draw(now, following)
+                    group.draw(slice(begin, min(begin + self._block, self._rounds)))
             if self._graph is not None:
                 self._graph.replay()
                 return

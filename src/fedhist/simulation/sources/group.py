@@ -1,7 +1,6 @@
 """Runs whose clients train as one batch, and the tables that say what each round works on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ BLOCK = 64
 """Rounds whose minibatches are drawn and sent to the device at a time, at most."""
 LARGEST_TABLE = 1 << 24
 """Indices in such a table, at most."""
-Plans = list[list[NDArray[np.int64]]]
-"""Of each upload its minibatches."""
 
 
 class Batches:
@@ -31,24 +28,17 @@ class Batches:
     def __init__(self, run: Run) -> None:
         self.task, self.schedule, self.local = run.task, run.arriving.schedule, run.trial.local
         self._stream, self._dropout = (Stream(run.trial.seed, name) for name in ("batches", "dropout"))
-        self._ahead = ThreadPoolExecutor(1)
-        self._drawing: list[tuple[slice, Future[Plans]]] = []
+        self._plans: tuple[slice, list[list[NDArray[np.int64]]]] = slice(0), []
 
-    def plans(self, rows: slice, following: slice) -> Plans:
-        """Return the minibatches of all uploads of some rounds; groups that ask for the same get the same.
-
-        Those of the rounds that follow are drawn while these are computed: on a GPU, drawing takes as long.
-        """
-        drawing = {each.start: future for each, future in self._drawing if each in (rows, following)}
-        for each in (rows, following):
-            if each.start not in drawing:
-                drawing[each.start] = self._ahead.submit(self._draw, each)
-        self._drawing = [(each, drawing[each.start]) for each in (rows, following)]
-        return drawing[rows.start].result()
-
-    def _draw(self, rows: slice) -> Plans:
-        tables = (table[rows].ravel().tolist() for table in self.schedule.working)
-        return [self.local.batches(self.task.client(c), self._stream.at(c, v)) for c, v in zip(*tables, strict=True)]
+    def plans(self, rows: slice) -> list[list[NDArray[np.int64]]]:
+        """Return the minibatches of all uploads of some rounds; groups that ask for the same get the same."""
+        if rows != self._plans[0]:
+            tables = (table[rows].ravel().tolist() for table in self.schedule.working)
+            draw = (
+                self.local.batches(self.task.client(c), self._stream.at(c, v)) for c, v in zip(*tables, strict=True)
+            )
+            self._plans = rows, list(draw)
+        return self._plans[1]
 
     def keys(self, rows: slice) -> Tensor:
         """Return the keys of the random numbers that are drawn in some rounds, ``(rounds, K)``."""
@@ -135,12 +125,12 @@ class Group:
         self._weight = self.models.new_zeros(shape)
         self._keys = torch.zeros(shape[:2], dtype=torch.int64, device=self.device)
 
-    def draw(self, rows: slice, following: slice) -> None:
-        """Draw the minibatches of some rounds and put them where the rounds look for them; begin with the next."""
+    def draw(self, rows: slice) -> None:
+        """Draw the minibatches of some rounds and put them where the rounds look for them."""
         start = 0
         for source in self.sources:
             k = source.schedule.k
-            index, weight = padded(source.plans(rows, following), *self._shape)
+            index, weight = padded(source.plans(rows), *self._shape)
             count = len(index) // k
             for table, values in ((self._index, index), (self._weight, weight)):
                 table[:count, start : start + k].copy_(values.view(count, k, *self._shape))
@@ -225,7 +215,7 @@ class Group:
     def evaluate(self, choose: Callable[[Task], TestSet | None]) -> list[Score | None]:
         """Evaluate all models, on twice as many images at a time as a round trains on, whose memory is planned for.
 
-        Nothing is kept for a gradient, which is more than half of what training takes.
+        Nothing is kept for a gradient, which is about half of what training takes.
         """
         piece = max(1, min(TEST_PIECE, 2 * len(self._columns) * self._shape[1] // len(self.runs)))
         scores: list[Score | None] = [None] * len(self.runs)
