@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedhist.clients.attention import multi_head
 from fedhist.clients.images import over_models
 from fedhist.clients.precision import as_autocast_has_it
+from fedhist.clients.randomness import multi_head
 
 
 def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

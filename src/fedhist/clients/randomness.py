@@ -8,6 +8,7 @@ machines, and a captured CUDA graph draws new ones when only its keys change.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedhist.clients.attention import multi_head
 from fedhist.clients.local import Local
 from fedhist.clients.optimizers import why_not_flat
 from fedhist.clients.recurrent import RECURRENT, drops, written_out
@@ -96,6 +96,25 @@ def _attention(
     dropped = _dropout(None)(mode, shares, dropout_p)
     assert dropped is not None
     return dropped @ value
+
+
+def _projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:
+    """Return what attention compares and mixes, as PyTorch's function does, whose gradients fill zeros for each."""
+    if not (q is k and k is v):
+        return F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined, no-any-return]
+    together = torch.unflatten(F.linear(q, w, b), -1, (3, -1))
+    return together.movedim(-2, 0).contiguous().unbind(0)
+
+
+def _seen_through(function: Any) -> Any:
+    """Return a function of PyTorch's whose own calls a mode sees, too: else it sees the outermost alone."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False, "_in_projection_packed": _projections}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+multi_head = _seen_through(F.multi_head_attention_forward)
 
 
 def _multi_head_attention(mode: Keyed, *args: Any, **options: Any) -> Any:
