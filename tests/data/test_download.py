@@ -124,6 +124,7 @@ def test_an_archive_is_unpacked_in_torchvisions_layout(server: ThreadingHTTPServ
         (packed("cifar-100-python", {"train": b"one"}), "cannot be unpacked"),
         (packed("cifar-100-python", {"train": b"one", "test": b"bad"}), "holds a damaged test; delete it"),
     ],
+    ids=["no archive", "incomplete", "damaged"],  # an archive holds the time at which it was packed
 )
 def test_a_bad_archive(server: ThreadingHTTPServer, tmp_path: Path, content: bytes, sentence: str) -> None:
     dataset = small_cifar(server, content, {"train": b"one", "test": b"two"})
